@@ -51,7 +51,7 @@ def polyak_steps(contestant: str, batch: int) -> Callable[[], None]:
         return moved(obs, policy.action(now, (), jax.random.key(0)).action), None
 
     scanned = jax.jit(lambda obs: jax.lax.scan(step, obs, None, SCANNED)[0])
-    jitted, act = jax.jit(moved), policy.in_numpy()
+    jitted, act = jax.jit(moved), policy.direct_call()
     now = jax.tree.map(np.asarray, polyak.TimeStep(obs, jnp.zeros(batch), no, no, no))
 
     def host() -> None:

@@ -17,6 +17,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
+from polyak.policies.numpy_actor import numpy_actor
 from polyak.replay import Transition
 from tests.selection import quick
 
@@ -798,8 +799,8 @@ def first_step(obs):
 def test_acting_in_numpy_samples_what_jax_samples(deterministic, unchecked):
     policy = dataclasses.replace(make("td3").policy(make("td3").init(KEY)).policy, is_deterministic=deterministic)
     obs = np.ones((2, 3), np.float32)
-    noise = policy.noise(KEY, 2)
-    act = jax.tree.map(np.asarray, policy).in_numpy()
+    actor = numpy_actor(policy, 2)
+    noise, act = actor.noise(policy, KEY, 2), actor.start(jax.tree.map(np.asarray, policy))
     in_jax = policy.action(first_step(obs), (), KEY).action
     np.testing.assert_allclose(act(first_step(obs), (), np.asarray(noise)).action, in_jax, rtol=1e-5)
     assert deterministic == bool(np.allclose(in_jax, policy.predict(obs)[0], rtol=1e-5))

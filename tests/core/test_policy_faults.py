@@ -37,7 +37,7 @@ def test_a_program_that_is_left_between_two_calls_calls_no_more(monkeypatch):
         ExceptionRelay(policy).run(program, obs)
     assert policy.num_calls == 1
     with pytest.raises(CallRaised, match="stopped, until the program that was interrupted has ended"):
-        policy.in_numpy()(time_step(), (), None)
+        policy.direct_call()(time_step(), (), None)
     # A new relay waits for its end.
     threading.Timer(0.2, go_on.set).start()
     with policy.raising():

@@ -15,6 +15,7 @@ from polyak.ops.schedules import Linear, Piecewise
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.noise import GaussianNoise
+from polyak.policies.numpy_actor import numpy_actor
 from polyak.policies.python.policy import PythonPolicy
 from tests.copies.inner import BOX, CHOICES, DISCRETE, TREE, Inner, normal, time_step
 from tests.policies.test_network_policy import BOX as INTERVAL
@@ -221,15 +222,16 @@ def test_invalid_settings_are_rejected(build, said, unchecked):
 def test_a_random_warm_start_acts_in_numpy_around_policies_whose_noise_has_the_shape_of_the_action():
     network, python = policy_for(INTERVAL), PythonPolicy(lambda obs: np.zeros((len(obs), 2), np.float32), INTERVAL)
     for policy in (network, GaussianNoise(network), DiscountedReturn(network, 0.9)):
-        assert RandomWarmStart(policy, 10).suits_numpy(3)
-        assert jax.eval_shape(lambda policy=policy: RandomWarmStart(policy, 10).noise(KEY, 3)).shape == (3, 2, 2)
+        around = RandomWarmStart(policy, 10)
+        noise = numpy_actor(around, 3).noise
+        assert jax.eval_shape(lambda around=around, noise=noise: noise(around, KEY, 3)).shape == (3, 2, 2)
     for policy in (
         python,
         DiscountedReturn(python, 0.9),
         RandomWarmStart(network, 10),
         DiscountedReturn(RandomWarmStart(network, 10), 0.9),
     ):
-        assert policy.suits_numpy(3) and not RandomWarmStart(policy, 10).suits_numpy(3)
+        assert numpy_actor(policy, 3) is not None and numpy_actor(RandomWarmStart(policy, 10), 3) is None
 
 
 def test_boltzmann_rejects_distributions_without_logits():

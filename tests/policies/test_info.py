@@ -241,7 +241,7 @@ def test_python_policy_of_as_python_acts_the_same(policy):
     again = PythonPolicy(plain, policy.spec, carry_spec=plain.carry_spec)
     carry, compiled, direct = policy.initial_state(4), again.initial_state(4), plain.initial_state(4)
     act, modes = (
-        again.in_numpy(),
+        again.direct_call(),
         jax.jit(lambda policy, *now: (lambda d, carry: (d.mode(), carry))(*policy.distribution(*now))),
     )
     for t in range(3):

@@ -13,8 +13,10 @@ from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.info import with_info
 from polyak.policies.network_policy import Greedy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.policies.numpy_actor import numpy_actor
 from polyak.policies.scripted import Uniform
 from tests.copies.inner import BOX, DISCRETE, RESCALED, TREE, Inner, normal, time_step
+from tests.policies.test_network_policy import policy_for
 
 KEY = jax.random.key(7)
 LOC = np.array([[0.5, -1.0], [0.95, 0.4], [-3.0, 0.0]], np.float32)
@@ -81,24 +83,16 @@ def test_noise_leaves_discrete_parts_unchanged():
 
 @pytest.mark.parametrize(("scale", "value"), [(0.3, 0.3), (Linear(1.0, 0.0, 10), 0.5)])
 def test_in_numpy_the_noise_is_scaled_when_it_acts_and_drawn_from_the_key_alone(scale, value, monkeypatch):
-    policy = GaussianNoise(InNumPy(normal(LOC), BOX), scale, 5)
-    noise = np.asarray(policy.noise(KEY, 3))
+    policy = GaussianNoise(policy_for(BOX), scale, 5)
+    actor = numpy_actor(policy, 3)
+    noise = np.asarray(actor.noise(policy, KEY, 3))
     np.testing.assert_array_equal(noise, jax.random.normal(KEY, (3, 2)))
     if isinstance(scale, float):
-        monkeypatch.setattr("polyak.policies.noise.value_at", None)
-    action = policy.in_numpy()(time_step(3), (), noise).action
+        monkeypatch.setattr("polyak.policies.numpy_actor.value_at", None)
+    monkeypatch.setattr("polyak.policies.numpy_actor.numpy_mode", lambda *arrays, squash: lambda obs: LOC)
+    action = actor.start(policy)(time_step(3), (), noise).action
     assert action.dtype == np.float32
     np.testing.assert_allclose(action, np.clip(np.clip(LOC, LOW, HIGH) + value * noise, LOW, HIGH), rtol=1e-6)
-
-
-class InNumPy(Inner):
-    """Its mode in NumPy."""
-
-    def mode_in_numpy(self):
-        return lambda obs: LOC
-
-    def max_batch_in_numpy(self):
-        return 3
 
 
 def test_ou_noise_follows_its_recursion_in_each_environment():

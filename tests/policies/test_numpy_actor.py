@@ -13,7 +13,8 @@ import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.export.write_policy import write_policy
 from polyak.ops.normalize import RunningStats
-from polyak.policies.numpy_actor import _stddev, max_batch_size
+from polyak.policies.numpy_actor import numpy_actor
+from polyak.policies.numpy_network import _stddev, max_batch_size
 from tests.policies.test_network_policy import KEY, SPEC, VECTOR, act, modes, policy_for, time_step
 
 
@@ -22,12 +23,13 @@ def test_clip_mean_leaves_the_logits_of_discrete_actions_unchanged(tmp_path):
     obs = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
     now = time_step(jnp.asarray(obs))
     greedy, drawn = np.asarray(modes(policy, now, ())), np.asarray(act(policy, now, ()).action)
-    assert policy.suits_numpy(200) and len(set(greedy)) > 1
-    in_numpy = jax.tree.map(np.asarray, policy)
-    np.testing.assert_array_equal(in_numpy.mode_in_numpy()(obs), greedy)
+    actor = numpy_actor(policy, 200)
+    assert actor is not None and len(set(greedy)) > 1
+    np.testing.assert_array_equal(policy.mode_in_numpy()[1](obs), greedy)
     np.testing.assert_array_equal(policy.predict(obs)[0], greedy + 2)
-    noise = np.asarray(policy.noise(KEY, 200))
-    np.testing.assert_array_equal(in_numpy.in_numpy()(jax.tree.map(np.asarray, now), (), noise).action, drawn)
+    noise = np.asarray(actor.noise(policy, KEY, 200))
+    in_numpy = actor.start(jax.tree.map(np.asarray, policy))
+    np.testing.assert_array_equal(in_numpy(jax.tree.map(np.asarray, now), (), noise).action, drawn)
     write_policy(policy, SPEC, "numpy", tmp_path / "policy.npz", {})
     np.testing.assert_array_equal(polyak.load_policy(tmp_path / "policy.npz").predict(obs)[0], greedy + 2)
 
@@ -43,7 +45,7 @@ def test_actions_of_a_batch_have_the_bits_of_those_of_its_parts():
     spec = EnvSpec(VECTOR, Box([-1.0] * 2, [1.0] * 2))
     policy = policy_for(spec, network=polyak.mlp((64, 64)))
     obs = np.random.default_rng(2).normal(size=(32, 3)).astype(np.float32)
-    mode = jax.tree.map(np.asarray, policy).mode_in_numpy()
+    _, mode = policy.mode_in_numpy()
     whole = mode(obs)
     assert whole.shape == (32, 2)
     np.testing.assert_allclose(whole, np.asarray(modes(policy, time_step(jnp.asarray(obs)), ())), rtol=1e-4)
@@ -67,12 +69,13 @@ def test_acting_on_normalized_observations_starts_no_back_end_of_jax(kind, tmp_p
     agent = kind(SPEC, normalize_obs=True)
     policy = agent.collect_policy(agent.init(KEY))
     now = time_step(jnp.zeros((4, 3)))
-    given = jax.tree.map(np.asarray, (policy, now, policy.noise(KEY, 4)))
+    given = jax.tree.map(np.asarray, (policy, now, numpy_actor(policy, 4).noise(policy, KEY, 4)))
     (tmp_path / "given").write_bytes(cloudpickle.dumps(given))
     program = (
         "import pickle, sys, jax._src.xla_bridge as bridge\n"
+        "from polyak.policies.numpy_actor import numpy_actor\n"
         "policy, now, noise = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "assert policy.in_numpy()(now, (), noise).action.shape == (4,)\n"
+        "assert numpy_actor(policy, 4).start(policy)(now, (), noise).action.shape == (4,)\n"
         "assert not bridge.backends_are_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "given")], check=True)

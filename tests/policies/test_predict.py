@@ -250,14 +250,14 @@ def test_predict_is_unaffected_by_later_donation():
 
 
 def test_a_large_batch_is_compiled_and_a_class_derived_from_ours_too():
-    rows = policy_for(BOX).max_batch_in_numpy()
+    rows, _ = policy_for(BOX).mode_in_numpy()
     assert rows == 2**19 // 15
 
     class Shy(NetworkPolicy):
         pass
 
     policy = policy_for(BOX)
-    assert Shy(policy.variables, None, policy.network, BOX).max_batch_in_numpy() == 0
+    assert Shy(policy.variables, None, policy.network, BOX).mode_in_numpy() is None
     # Nothing is too small to be compiled: answers agree on both sides of the border.
     obs = np.random.default_rng(0).normal(size=(rows + 1, 3)).astype(np.float32)
     np.testing.assert_allclose(policy.predict(obs)[0][:rows], policy.predict(obs[:rows])[0], atol=1e-5)

@@ -111,7 +111,7 @@ def test_small_policies_travel_in_the_call_and_large_ones_through_the_store():
 @pytest.mark.slow
 def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host_loop(cartpole):
     agent = IMPALA(cartpole.spec, num_steps=16)
-    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
+    assert acts_in_numpy(agent.collect_policy(agent.init(KEY)), 4)
     assert_same_bits(train(cartpole, 2, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
@@ -124,7 +124,7 @@ def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_
     small = {"actor": actor, "critics": critics, "batch_size": 8, "replay": polyak.UniformReplay(256)}
     agent = kind(env.spec, num_steps=8, learning_starts=100, updates_per_step=1 / 64, **small)
     # Ornstein-Uhlenbeck noise is computed in JAX, where several workers have keys of their own.
-    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4) == (not is_ddpg)
+    assert acts_in_numpy(agent.collect_policy(agent.init(KEY)), 4) == (not is_ddpg)
     ends = [train(env, workers, agent=agent, steps=256).loop_state for workers in (0, 1 if is_ddpg else 2)]
     assert int(ends[0].agent.updates) == 3
     assert_same_bits(*ends)
@@ -319,7 +319,7 @@ def make_ppo():
 @pytest.mark.parametrize("make", [make_ppo, make_td3])
 def test_lag_one_resumes_to_the_bit(make):
     env, agent = make()
-    assert agent.collect_policy(agent.init(KEY)).suits_numpy(4)
+    assert acts_in_numpy(agent.collect_policy(agent.init(KEY)), 4)
     saved = {}
 
     def save(progress, metrics, state):

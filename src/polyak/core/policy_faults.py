@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PRNGKeyArray
 
-from polyak.core.types import PyTree
+from polyak.core.types import PolicyStep, PyTree, TimeStep
 
 T = TypeVar("T")
 
@@ -201,6 +201,10 @@ class CallsPython(Protocol):
     @property
     def python_calls(self) -> PythonCalls:
         """Its calls."""
+        ...
+
+    def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:
+        """One step without JAX, the mode if the key is None; None where that mode needs JAX."""
         ...
 
 

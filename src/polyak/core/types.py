@@ -290,23 +290,6 @@ class TrainedPolicy(Policy, PredictingPolicy, Protocol):
 
 
 @runtime_checkable
-class NumPyPolicy(Protocol):
-    """A policy that can act in NumPy, where that is faster than one compiled call per step."""
-
-    def suits_numpy(self, num_envs: int) -> bool:
-        """Whether NumPy supports the policy's spaces and is faster for `num_envs` environments."""
-        ...
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """All random numbers of one step's actions, from the key that `action` would receive and nothing else that changes."""
-        ...
-
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """`act(time_step, carry, noise)`, for a policy with NumPy arrays: equal to `action` up to rounding."""
-        ...
-
-
-@runtime_checkable
 class Agent(Protocol[State]):
     """A frozen settings object; its state is one pytree with everything that training changes."""
 

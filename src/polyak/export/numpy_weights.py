@@ -11,7 +11,7 @@ from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.layers import is_image
 from polyak.networks.q_network import QNetwork
 from polyak.policies.network_policy import Greedy, NetworkPolicy
-from polyak.policies.numpy_actor import has_plain_layers, network_arrays
+from polyak.policies.numpy_network import has_plain_layers, network_arrays
 
 
 def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,31 +11,15 @@ import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray
 
 from polyak.core.policy_faults import CallsPython
-from polyak.core.types import NumPyPolicy, Policy, PolicyStep, PyTree, TimeStep
+from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 from polyak.loops.program_cache import cached_per_env, shape_of
+from polyak.policies.numpy_actor import Act, NumPyActor, numpy_actor
 
 Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 """`actor(t, time_step, carry)` returns the policy's action at step t = 0, 1, ..., drawn with the key `fold_in(key, t)`."""
 
 
-Step: TypeAlias = Callable[[Any, TimeStep, PyTree], PolicyStep]
-"""`step(draw, time_step, carry)` returns the policy's action, drawn with one of the `draws` of `Actors`."""
-
-
-@runtime_checkable
-class Actors(Protocol):
-    """One way of acting, for all policies of one structure."""
-
-    def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
-        """What the actions of steps with these keys are drawn with, `[T, ...]`; traced."""
-        ...
-
-    def step(self, leaves: Sequence[Any]) -> Step:
-        """Acts by the policy with these leaves, which are on one device."""
-        ...
-
-
-def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> Actors:
+def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> "Actors":
     """The faster of the two ways of acting that the policy supports.
 
     Args:
@@ -46,66 +30,58 @@ def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> A
     """
     # A policy that calls Python makes the same call, with the same result, from a compiled program.
     exact = exact and not isinstance(policy, CallsPython)
-    in_numpy = not exact and acts_in_numpy(policy, num_envs)
-    return NumPyActors(shape_of(policy), num_envs) if in_numpy else JitActors(shape_of(policy), key_impl)
+    return Actors(shape_of(policy), key_impl, num_envs, in_numpy=not exact and acts_in_numpy(policy, num_envs))
 
 
 def acts_in_numpy(policy: Policy, num_envs: int) -> bool:
     """Whether NumPy is the faster way for a policy in so many environments."""
-    return isinstance(policy, NumPyPolicy) and policy.suits_numpy(num_envs)
+    return numpy_actor(policy, num_envs) is not None
 
 
 @dataclass(frozen=True)
-class NumPyActors:
-    """They act in NumPy; JAX only draws the random numbers, of many steps at a time.
+class Actors:
+    """One way of acting, for all policies of one structure: in NumPy, or by one jitted call per step.
 
-    Attributes:
-        shape: of the policy, see `shape_of`.
-        num_envs: B.
-    """
-
-    shape: tuple[Any, ...]
-    num_envs: int
-
-    def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
-        """The noise of each step, `[T, B, ...]`."""
-        assert isinstance(policy, NumPyPolicy), "as suits_numpy says"
-        return jax.vmap(lambda key: policy.noise(key, self.num_envs))(keys)
-
-    def step(self, leaves: Sequence[Any]) -> Step:
-        """Acts with the arrays where they lie; NumPy sees them without a copy."""
-        (policy,) = jax.tree.unflatten(self.shape[0], [np.asarray(leaf) for leaf in leaves])
-        act = policy.in_numpy()
-        return lambda noise, time_step, carry: act(time_step, carry, noise)
-
-
-@dataclass(frozen=True)
-class JitActors:
-    """They act by one jitted call per step.
-
-    The call takes the policy's leaves, and keys as plain integers, derived many at a time: a nested tree, a typed key and a
-    `fold_in` would each cost tens of microseconds per step.
+    In NumPy, JAX only draws the random numbers, of many steps at a time. The jitted call takes the policy's leaves, and keys as
+    plain integers, derived many at a time: a nested tree, a typed key and a `fold_in` would each cost tens of microseconds per
+    step.
 
     Attributes:
         shape: of the policy, see `shape_of`.
         key_impl: the implementation of the keys.
+        num_envs: B.
+        in_numpy: which of the two.
     """
 
     shape: tuple[Any, ...]
     key_impl: str
+    num_envs: int
+    in_numpy: bool
 
     def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
-        """The bits of the keys."""
-        return jax.random.key_data(keys)
+        """What the actions of steps with these keys are drawn with, `[T, ...]`: noise, or the bits of the keys; traced."""
+        if not self.in_numpy:
+            return jax.random.key_data(keys)
+        return jax.vmap(lambda key: self._numpy_actor.noise(policy, key, self.num_envs))(keys)
 
-    def step(self, leaves: Sequence[Any]) -> Step:
-        """Acts on the device of the leaves."""
-        program = self._program
-        return lambda bits, time_step, carry: program(leaves, bits, time_step, carry)
+    def start(self, leaves: Sequence[Any]) -> Act:
+        """`act(time_step, carry, draw)` of the policy with these leaves, on one device; NumPy sees them without a copy."""
+        if not self.in_numpy:
+            program = self._program
+            return lambda time_step, carry, bits: program(leaves, bits, time_step, carry)
+        (policy,) = jax.tree.unflatten(self.shape[0], [np.asarray(leaf) for leaf in leaves])
+        return self._numpy_actor.start(policy)
 
     @cached_property
     def _program(self) -> Callable[..., PolicyStep]:
         return _act_program(self.shape, self.key_impl)
+
+    @cached_property
+    def _numpy_actor(self) -> NumPyActor:
+        (policy,) = jax.tree.unflatten(*self.shape[:2])
+        actor = numpy_actor(policy, self.num_envs)
+        assert actor is not None, "as acts_in_numpy says"
+        return actor
 
 
 def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool, block: int) -> Actor:
@@ -119,22 +95,22 @@ def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool,
         block: number of steps whose draws are made at a time.
     """
     actors = actors_of(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
-    step, draws = actors.step(jax.tree.leaves(policy)), np.zeros(0)
-    draw = partial(_key_bits, block) if isinstance(actors, JitActors) else partial(_noise_program(actors, block), policy)
+    act_with, draws = actors.start(jax.tree.leaves(policy)), np.zeros(0)
+    draw = partial(_noise_program(actors, block), policy) if actors.in_numpy else partial(_key_bits, block)
 
     def act(t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
         nonlocal draws
         if t % block == 0:
             draws = np.asarray(draw(key, np.uint32(t)))
-        return step(draws[t % block], time_step, carry)
+        return act_with(time_step, carry, draws[t % block])
 
     return act
 
 
 def act_with_keys(policy: Policy, key_data: Any, key_impl: str) -> Actor:
     """Acts by one jitted call per step, with the keys of these bits `[T, ...]`."""
-    step = JitActors(shape_of(policy), key_impl).step(jax.tree.leaves(policy))
-    return lambda t, time_step, carry: step(key_data[t], time_step, carry)
+    program, leaves = _act_program(shape_of(policy), key_impl), jax.tree.leaves(policy)
+    return lambda t, time_step, carry: program(leaves, key_data[t], time_step, carry)
 
 
 def step_keys(key: PRNGKeyArray, start: Any, count: int) -> Key[Array, " count"]:

@@ -45,8 +45,8 @@ class ActorInputs:
         if self.actors is None:
             return lambda t, time_step, carry: inputs
         leaves, draws = inputs
-        step, draws = self.actors.step(leaves), np.asarray(draws)
-        return lambda t, time_step, carry: step(draws[t], time_step, carry)
+        act, draws = self.actors.start(leaves), np.asarray(draws)
+        return lambda t, time_step, carry: act(time_step, carry, draws[t])
 
 
 class RolloutActors:

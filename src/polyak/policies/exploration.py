@@ -4,24 +4,21 @@ Rates may be schedules of the field `env_steps`, which the agent sets from its s
 `EpsilonGreedy(policy, Linear(1.0, 0.05), state.env_steps)`.
 """
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.policy_faults import CallsPython
-from polyak.core.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from polyak.core.spaces import Discrete, MultiBinary, MultiDiscrete
 from polyak.core.struct import struct
-from polyak.core.types import NumPyPolicy, PolicyStep, PyTree, TimeStep
+from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Distribution, Joint
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
-from polyak.ops.schedules import SCHEDULES, Schedule, check_schedule, value_at
-from polyak.policies.predict import ModeInNumPy, PolicyWithSpec, as_python, predict
+from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.scripted import Uniform
 from polyak.policies.wrapper import (
     check_env_steps,
@@ -80,34 +77,6 @@ class EpsilonGreedy:
         distribution, carry = self.distribution(time_step, carry)
         action, log_prob = distribution.sample_and_log_prob(seed=key)
         return PolicyStep(action, carry, {"log_prob": log_prob})
-
-    def suits_numpy(self, num_envs: int) -> bool:
-        """Whether ε is a number, and the inner policy is that of a small built-in network with one Discrete action."""
-        is_plain = type(self) is EpsilonGreedy and not isinstance(self.epsilon, SCHEDULES)
-        if not is_plain or not isinstance(self.policy, ModeInNumPy) or not isinstance(self.policy, NumPyPolicy):
-            return False
-        return isinstance(self.spec.action, Discrete) and self.policy.suits_numpy(num_envs)
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """For each row a uniform number that is compared with ε, and a random action, `[B, 2]`."""
-        explore_key, action_key = jax.random.split(key)
-        random = uniform_over(self.spec, num_envs).sample(seed=action_key)
-        return jnp.stack([jax.random.uniform(explore_key, (num_envs,), jnp.float32), random.astype(jnp.float32)], axis=1)
-
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """`action` with its noise given."""
-        assert isinstance(self.policy, ModeInNumPy) and isinstance(self.spec.action, Discrete), "as suits_numpy says"
-        mode, epsilon = self.policy.mode_in_numpy(), np.float32(cast(Any, self.epsilon))
-        each = epsilon / np.float32(self.spec.action.n)
-        with np.errstate(divide="ignore"):
-            log_greedy, log_other = np.log1p(each - epsilon), np.log(each)
-
-        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            greedy = mode(time_step.obs)
-            action = np.where(noise[:, 0] < epsilon, noise[:, 1].astype(np.int32), greedy)
-            return PolicyStep(action, carry, {"log_prob": np.where(action == greedy, log_greedy, log_other)})
-
-        return step
 
     predict = predict
     as_python = as_python
@@ -192,46 +161,12 @@ class RandomWarmStart:
         action = jax.tree.map(lambda x, y: jnp.where(self._is_over, x, y), step.action, random)
         return PolicyStep(action, step.carry, step.info)
 
-    def suits_numpy(self, num_envs: int) -> bool:
-        """Whether the action is one Box of floats, and the inner policy suits NumPy and has noise of the action's shape.
-
-        The noise of a Python policy is a seed, and the noise of another `RandomWarmStart` has random actions too, at any depth.
-        """
-        action, policy = self.spec.action, self.policy
-        if type(self) is not RandomWarmStart or not isinstance(policy, NumPyPolicy):
-            return False
-        if any(map(_has_other_noise, jax.tree.leaves(policy, is_leaf=_has_other_noise))):
-            return False
-        return isinstance(action, Box) and action.dtype.kind == "f" and policy.suits_numpy(num_envs)
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """The inner policy's beside the random action, `[B, 2, ...]`."""
-        assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
-        random_key, key = jax.random.split(key)
-        random = uniform_over(self.spec, num_envs).sample(seed=random_key)
-        return jnp.stack([self.policy.noise(key, num_envs), random], axis=1)
-
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The inner policy's step, its action replaced until `steps` were made."""
-        assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
-        act, is_over = self.policy.in_numpy(), int(self.env_steps) >= int(self.steps)
-
-        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            acted = act(time_step, carry, noise[:, 0])
-            return acted if is_over else PolicyStep(noise[:, 1], acted.carry, acted.info)
-
-        return step
-
     @property
     def _is_over(self) -> Any:
         return jnp.asarray(self.env_steps, jnp.uint32) >= jnp.asarray(self.steps, jnp.uint32)
 
     predict = predict
     as_python = as_python
-
-
-def _has_other_noise(node: Any) -> bool:
-    return isinstance(node, CallsPython | RandomWarmStart)
 
 
 def _check_choices(owner: str, policy: PolicyWithSpec) -> None:

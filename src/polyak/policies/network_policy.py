@@ -1,22 +1,20 @@
 """Policies: pytrees that act. A network's own, and wrappers around any policy."""
 
-from collections.abc import Callable
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import static, struct
-from polyak.core.types import Network, NumPyPolicy, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
+from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.networks.recurrent import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return_step
-from polyak.policies import numpy_actor
-from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.numpy_network import MAX_PREDICT_PRODUCTS, max_batch_size, numpy_mode
+from polyak.policies.predict import Mode, PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_predict, inner_spec
 
 
@@ -85,36 +83,14 @@ class NetworkPolicy:
             distribution = Deterministic(distribution.mode())
         return distribution, carry, self.info(params, value)
 
-    def suits_numpy(self, num_envs: int) -> bool:
-        """Whether the network is small and built in."""
-        # A derived class may act otherwise.
-        is_plain = type(self) is NetworkPolicy
-        return is_plain and numpy_actor.suits_numpy(self.network, self.spec, num_envs, with_value=self.return_info)
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """The noise of a sample."""
-        return numpy_actor.action_noise(self.spec, key, num_envs)
-
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """`action` with its noise given."""
-        act = numpy_actor.numpy_sampler(
-            self.variables, self.normalizer, self.network, self.spec, squash=self.squash, return_info=self.return_info
-        )
-
-        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            action, info = act(time_step.obs, np.zeros_like(noise) if self.is_deterministic else noise)
-            return PolicyStep(action, carry, info)
-
-        return step
-
-    def max_batch_in_numpy(self) -> int:
-        """The batch size up to which the mode is faster in NumPy."""
-        is_plain = type(self) is NetworkPolicy
-        return numpy_actor.max_batch_size(self.network, self.spec, numpy_actor.MAX_PREDICT_PRODUCTS) if is_plain else 0
-
-    def mode_in_numpy(self) -> Callable[[Any], Any]:
-        """`mode(obs)`, of a policy whose arrays are NumPy's: the greedy action, up to rounding."""
-        return numpy_actor.numpy_mode(self.variables, self.normalizer, self.network, self.spec, squash=self.squash)
+    def mode_in_numpy(self) -> tuple[int, Mode] | None:
+        """See `ModeInNumPy`; a derived class may act otherwise."""
+        most = max_batch_size(self.network, self.spec, MAX_PREDICT_PRODUCTS) if type(self) is NetworkPolicy else 0
+        if not most:
+            return None
+        # Copies, for a buffer that is donated is written over.
+        variables, normalizer = jax.tree.map(np.array, (self.variables, self.normalizer))
+        return most, numpy_mode(variables, normalizer, self.network, self.spec, squash=self.squash)
 
     predict = predict
     as_python = as_python
@@ -185,32 +161,5 @@ class DiscountedReturn:
         step = self.policy.action(time_step, inner, key)
         discounted = running_return_step(time_step.reward, time_step.first, discounted, gamma=self.gamma)
         return PolicyStep(step.action, (step.carry, discounted), step.info)
-
-    def suits_numpy(self, num_envs: int) -> bool:
-        """As the inner policy."""
-        is_plain = type(self) is DiscountedReturn and isinstance(self.policy, NumPyPolicy)
-        return is_plain and self._inner.suits_numpy(num_envs)
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """The inner policy's."""
-        return self._inner.noise(key, num_envs)
-
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The inner policy's, and the new return."""
-        act, gamma = self._inner.in_numpy(), np.float32(self.gamma)
-
-        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            inner, discounted = carry
-            acted = act(time_step, inner, noise)
-            reward = np.where(np.isfinite(time_step.reward), time_step.reward, np.float32(0.0))
-            discounted = np.where(time_step.first, np.float32(0.0), reward + gamma * discounted)
-            return PolicyStep(acted.action, (acted.carry, discounted), acted.info)
-
-        return step
-
-    @property
-    def _inner(self) -> NumPyPolicy:
-        assert isinstance(self.policy, NumPyPolicy), "as suits_numpy says"
-        return self.policy
 
     predict = inner_predict

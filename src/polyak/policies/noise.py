@@ -3,22 +3,20 @@
 Standard deviations may be schedules of the field `env_steps`, as in `policies.exploration`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import Box, Dict, EnvSpec, Leaf, Tuple, leaf_spaces, map_space
 from polyak.core.struct import check_settings, number, struct
-from polyak.core.types import NumPyPolicy, PolicyStep, PyTree, Scalar, TimeStep
+from polyak.core.types import PolicyStep, PyTree, Scalar, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, Joint
 from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.exploration import Select, affine_transform
-from polyak.ops.schedules import SCHEDULES, Schedule, check_schedule, value_at
-from polyak.policies.predict import ModeInNumPy, PolicyWithSpec, as_python, predict
+from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.wrapper import (
     check_env_steps,
     check_wrapped,
@@ -66,29 +64,6 @@ class GaussianNoise:
         return _noise_distribution(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
 
     action = sample_action
-
-    def suits_numpy(self, num_envs: int) -> bool:
-        """Whether the action is one Box of floats, and the inner policy suits NumPy."""
-        action, is_plain = self.spec.action, type(self) is GaussianNoise
-        is_supported = isinstance(action, Box) and action.dtype.kind == "f" and isinstance(self.policy, ModeInNumPy)
-        return is_plain and is_supported and isinstance(self.policy, NumPyPolicy) and self.policy.suits_numpy(num_envs)
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """ε, which later settings and counts leave unchanged."""
-        assert isinstance(self.spec.action, Box), "as suits_numpy says"
-        return jax.random.normal(key, (num_envs, *self.spec.action.shape), jnp.float32)
-
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The mode with its noise given; a schedule is evaluated by JAX, a number is not."""
-        assert isinstance(self.policy, ModeInNumPy) and isinstance(self.spec.action, Box), "as suits_numpy says"
-        mode, (low, high) = self.policy.mode_in_numpy(), (bound[None] for bound in self.spec.action_bounds(self.spec.action))
-        is_schedule = isinstance(self.scale, SCHEDULES)
-        scale = np.asarray(value_at(self.scale, self.env_steps) if is_schedule else self.scale, np.float32)
-
-        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-            return PolicyStep(np.clip(np.clip(mode(time_step.obs), low, high) + scale * noise, low, high), carry)
-
-        return step
 
     predict = predict
     as_python = as_python

@@ -1,262 +1,185 @@
-"""A small policy in NumPy, for acting one step at a time: a compiled call costs more than its arithmetic.
+"""Policies that act in NumPy, one step at a time: for a small network, a compiled call costs more than its arithmetic."""
 
-The forward pass is that of `numpy_reader`, the file that is exported beside the weights.
-"""
-
-import itertools
-import math
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.core.types import Network, PyTree, Variables
-from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import ActorCritic
-from polyak.networks.layers import LOG_STD_RANGE, range_of_means
-from polyak.networks.q_network import QNetwork
-from polyak.ops.normalize import ROUNDING, ObsNormalizer, RunningStats
-from polyak.policies.numpy_reader import make_network
+from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.ops.distributions.exploration import uniform_over
+from polyak.ops.schedules import SCHEDULES, value_at
+from polyak.policies.exploration import EpsilonGreedy, RandomWarmStart
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.noise import GaussianNoise
+from polyak.policies.numpy_network import Numbers, action_noise, numpy_mode, numpy_sampler, suits_numpy
+from polyak.policies.python.policy import PythonPolicy
 
-Numbers: TypeAlias = npt.NDArray[Any]
-
-# Those that NumPy computes in one pass.
-FAST_ACTIVATIONS = ("tanh", "relu")
-
-MAX_ACT_PRODUCTS = 2**17
-"""Multiplications in one layer, up to which NumPy's matrix product stays on one thread: the others are the environment's."""
-
-MAX_PREDICT_PRODUCTS = 2**19
-"""Likewise for `predict`, up to which NumPy is faster than a call of JAX."""
-
-PRODUCT_ROWS = 4
-"""Observations of one matrix product. One of more rows may be computed, and rounded, in another way: workers, which have parts
-of a batch, would differ from one process."""
+Act: TypeAlias = Callable[[TimeStep, PyTree, Any], PolicyStep]
+"""`act(time_step, carry, draw)` returns the policy's action, drawn with these random numbers."""
 
 
-def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
-    """Whether the network is a small `mlp` or `q_mlp`, from one vector to one Discrete or Box action without masks.
+class NumPyActor(NamedTuple):
+    """The `action` of policies of one structure in two parts: JAX draws for many steps at a time, NumPy acts.
+
+    Attributes:
+        noise: `noise(policy, key, num_envs)`, all random numbers of one step's actions, from the key that `action` would
+            receive and nothing else that changes; traced.
+        start: `start(policy)` is `act(time_step, carry, noise)`, equal to `action` up to rounding; the policy's arrays are
+            NumPy's.
+    """
+
+    noise: Callable[[Any, PRNGKeyArray, int], Array]
+    start: Callable[[Any], Act]
+
+
+def numpy_actor(policy: Any, num_envs: int) -> NumPyActor | None:
+    """How a policy acts in NumPy, or None where it cannot or a compiled call is faster.
 
     Args:
-        with_value: whether the value is needed too, whose layers must be small likewise.
+        policy: the policy, or its shapes.
+        num_envs: B.
     """
-    if isinstance(network, ActorCritic) and network.std != "free":
-        return False
-    if isinstance(network, Actor) and (network.std == "sde" or network.squash_mean):
-        return False
-    if with_value and not (isinstance(network, ActorCritic) and suits_numpy(network.of_critic, spec, num_envs)):
-        return False
-    return not spec.has_action_mask and num_envs <= max_batch_size(network, spec, MAX_ACT_PRODUCTS)
+    # A derived class may act otherwise.
+    kind = _KINDS.get(type(policy))
+    return None if kind is None else kind(policy, num_envs)
 
 
-def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
-    """The batch size up to which an `mlp` or `q_mlp` from one vector to one Discrete or Box action is small; 0 for others.
+def _network(policy: NetworkPolicy, num_envs: int) -> NumPyActor | None:
+    if not suits_numpy(policy.network, policy.spec, num_envs, with_value=policy.return_info):
+        return None
+    return NumPyActor(lambda policy, key, num_envs: action_noise(policy.spec, key, num_envs), _start_network)
 
-    Args:
-        products: multiplications in one layer.
+
+def _start_network(policy: NetworkPolicy) -> Act:
+    act = numpy_sampler(
+        policy.variables, policy.normalizer, policy.network, policy.spec, squash=policy.squash, return_info=policy.return_info
+    )
+    is_deterministic = policy.is_deterministic
+
+    def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+        action, info = act(time_step.obs, np.zeros_like(noise) if is_deterministic else noise)
+        return PolicyStep(action, carry, info)
+
+    return step
+
+
+def _discounted_return(policy: DiscountedReturn, num_envs: int) -> NumPyActor | None:
+    inner = numpy_actor(policy.policy, num_envs)
+    if inner is None:
+        return None
+
+    def start(policy: DiscountedReturn) -> Act:
+        act, gamma = inner.start(policy.policy), np.float32(policy.gamma)
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            inner_carry, discounted = carry
+            acted = act(time_step, inner_carry, noise)
+            reward = np.where(np.isfinite(time_step.reward), time_step.reward, np.float32(0.0))
+            discounted = np.where(time_step.first, np.float32(0.0), reward + gamma * discounted)
+            return PolicyStep(acted.action, (acted.carry, discounted), acted.info)
+
+        return step
+
+    return NumPyActor(lambda policy, key, num_envs: inner.noise(policy.policy, key, num_envs), start)
+
+
+def _epsilon_greedy(policy: EpsilonGreedy, num_envs: int) -> NumPyActor | None:
+    """For a number ε and the policy of a network with one Discrete action."""
+    if isinstance(policy.epsilon, SCHEDULES) or not _is_small_network(policy.policy, num_envs):
+        return None
+    return NumPyActor(_draw_exploration, _start_epsilon_greedy) if isinstance(policy.spec.action, Discrete) else None
+
+
+def _draw_exploration(policy: EpsilonGreedy, key: PRNGKeyArray, num_envs: int) -> Array:
+    """For each row a uniform number that is compared with ε, and a random action, `[B, 2]`."""
+    explore_key, action_key = jax.random.split(key)
+    random = uniform_over(policy.spec, num_envs).sample(seed=action_key)
+    return jnp.stack([jax.random.uniform(explore_key, (num_envs,), jnp.float32), random.astype(jnp.float32)], axis=1)
+
+
+def _start_epsilon_greedy(policy: Any) -> Act:
+    mode, epsilon = _mode(policy.policy), np.float32(policy.epsilon)
+    each = epsilon / np.float32(policy.spec.action.n)
+    with np.errstate(divide="ignore"):
+        log_greedy, log_other = np.log1p(each - epsilon), np.log(each)
+
+    def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+        greedy = mode(time_step.obs)
+        action = np.where(noise[:, 0] < epsilon, noise[:, 1].astype(np.int32), greedy)
+        return PolicyStep(action, carry, {"log_prob": np.where(action == greedy, log_greedy, log_other)})
+
+    return step
+
+
+def _random_warm_start(policy: RandomWarmStart, num_envs: int) -> NumPyActor | None:
+    """For one Box of floats, around a policy whose noise has the action's shape.
+
+    The noise of a Python policy is a seed, and the noise of another `RandomWarmStart` has random actions too.
     """
-    if not isinstance(network, ActorCritic | Actor | QNetwork) or network.activation not in FAST_ACTIVATIONS:
-        return 0
-    if isinstance(network, QNetwork) and not has_plain_layers(network):
-        return 0
-    if not network.hidden:
-        return 0
-    if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
-        return 0
-    outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
-    if isinstance(network, Actor) and network.std == "state" and isinstance(spec.action, Box):
-        # A sample takes the means and the standard deviations from one product.
-        outputs *= 2
-    widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
-    return products // max(a * b for a, b in itertools.pairwise(widths))
+    inner, source = numpy_actor(policy.policy, num_envs), policy.policy
+    while type(source) is DiscountedReturn:
+        source = source.policy
+    if inner is None or type(source) not in (NetworkPolicy, GaussianNoise) or not _has_float_box(policy.spec):
+        return None
+
+    def noise(policy: RandomWarmStart, key: PRNGKeyArray, num_envs: int) -> Array:
+        """The inner policy's beside the random action, `[B, 2, ...]`."""
+        random_key, key = jax.random.split(key)
+        random = uniform_over(policy.spec, num_envs).sample(seed=random_key)
+        return jnp.stack([inner.noise(policy.policy, key, num_envs), random], axis=1)
+
+    def start(policy: RandomWarmStart) -> Act:
+        act, is_over = inner.start(policy.policy), int(policy.env_steps) >= int(policy.steps)
+
+        def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+            acted = act(time_step, carry, noise[:, 0])
+            return acted if is_over else PolicyStep(noise[:, 1], acted.carry, acted.info)
+
+        return step
+
+    return NumPyActor(noise, start)
 
 
-def has_plain_layers(network: QNetwork) -> bool:
-    """Whether each layer is a matrix product and an activation, and the last one's outputs are the action values."""
-    return not (network.noisy or network.norm) and network.outputs is None
+def _gaussian_noise(policy: GaussianNoise, num_envs: int) -> NumPyActor | None:
+    """For one Box of floats and the policy of a network; the noise is ε, which later settings and counts leave unchanged."""
+    if not _has_float_box(policy.spec) or not _is_small_network(policy.policy, num_envs):
+        return None
+    return NumPyActor(lambda policy, key, num_envs: action_noise(policy.spec, key, num_envs), _start_gaussian_noise)
 
 
-def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
-    """The noise of a sample of the action's distribution: uniform numbers for a Discrete action, normal ones for a Box."""
-    if isinstance(spec.action, Discrete):
-        return jax.random.uniform(key, (num_envs,), np.float32)[:, None]
-    assert isinstance(spec.action, Box), "as suits_numpy says"
-    return jax.random.normal(key, (num_envs, *spec.action.shape), np.float32)
+def _start_gaussian_noise(policy: Any) -> Act:
+    mode, (low, high) = _mode(policy.policy), (x[None] for x in policy.spec.action_bounds(policy.spec.action))
+    # A schedule is evaluated by JAX, a number is not.
+    is_schedule = isinstance(policy.scale, SCHEDULES)
+    scale = np.asarray(value_at(policy.scale, policy.env_steps) if is_schedule else policy.scale, np.float32)
+
+    def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
+        return PolicyStep(np.clip(np.clip(mode(time_step.obs), low, high) + scale * noise, low, high), carry)
+
+    return step
 
 
-def numpy_sampler(
-    variables: Variables,
-    normalizer: ObsNormalizer | None,
-    network: Network,
-    spec: EnvSpec,
-    *,
-    squash: bool,
-    return_info: bool = False,
-) -> Callable[[Numbers, Numbers], tuple[Numbers, PyTree]]:
-    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding, and its info.
-
-    Args:
-        variables: of a network that `suits_numpy`.
-        normalizer: likewise in NumPy, or None.
-        squash: Box actions through tanh.
-        return_info: info is the value and the action's parameters, as of `NetworkPolicy`; else `()`.
-    """
-    if isinstance(network, Actor) and isinstance(spec.action, Box):
-        return _actor_sampler(variables, normalizer, network, spec.action.shape, squash=squash)
-    output = _output(variables, normalizer, network, spec)
-    sample: Callable[[Numbers, Numbers], Numbers] = _sample_categorical
-    if isinstance(spec.action, Box):
-        sample = _normal_sampler(variables.params["policy"], spec.action.shape, squash=squash)
-    if not return_info:
-        return lambda obs, noise: (sample(output(obs), noise), ())
-    value, params_of = _value(variables, normalizer, network), _params_of(variables.params["policy"], spec)
-
-    def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
-        out = output(obs)
-        info = {"params": params_of(out), "value": value(obs)}
-        return sample(out, noise), info
-
-    return act
+def _is_small_network(policy: Any, num_envs: int) -> bool:
+    return type(policy) is NetworkPolicy and numpy_actor(policy, num_envs) is not None
 
 
-def numpy_mode(
-    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec, *, squash: bool
-) -> Callable[[Numbers], Numbers]:
-    """`mode(obs)`: the greedy action of the policy of these NumPy arrays, up to rounding; the same bits for the same obs.
-
-    Args:
-        squash: Box actions through tanh.
-    """
-    output = _output(variables, normalizer, network, spec)
-    if isinstance(spec.action, Discrete):
-        return lambda obs: output(obs).argmax(axis=1).astype(np.int32)
-    assert isinstance(spec.action, Box), "as max_batch_size says"
-    shape = (-1, *spec.action.shape)
-    return lambda obs: np.tanh(output(obs).reshape(shape)) if squash else output(obs).reshape(shape)
+def _mode(policy: NetworkPolicy) -> Callable[[Numbers], Numbers]:
+    return numpy_mode(policy.variables, policy.normalizer, policy.network, policy.spec, squash=policy.squash)
 
 
-def network_arrays(
-    network: ActorCritic | Actor | QNetwork, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
-) -> dict[str, Numbers]:
-    """The arrays of `numpy_reader.make_network` for the actor of an `mlp`, or for action values up to a constant of each row.
-
-    The value of a dueling network is such a constant: neither the best action nor a softmax depends on it.
-    """
-    if isinstance(network, QNetwork):
-        return _arrays(params, params["head"]["advantage"], normalizer)
-    arrays = _arrays(params["actor"], params["policy"]["linear"], normalizer)
-    # Logits are not clipped.
-    limit = network.clip_mean if isinstance(network, Actor) and isinstance(spec.action, Box) else None
-    return arrays if limit is None else {**arrays, "clip_mean": np.array([limit], np.float32)}
+def _has_float_box(spec: EnvSpec) -> bool:
+    return isinstance(spec.action, Box) and spec.action.dtype.kind == "f"
 
 
-def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
-    arrays: dict[str, Numbers] = {}
-    for i, layer in torso["dense"]["layers"].items():
-        arrays |= {f"kernel{i}": np.asarray(layer["kernel"]), f"bias{i}": np.asarray(layer["bias"])}
-    arrays |= {"head_kernel": np.asarray(head["kernel"]), "head_bias": np.asarray(head["bias"])}
-    if normalizer is None or normalizer.stats is None:
-        return arrays
-    stats, clip = normalizer.stats, normalizer.clip
-    parts = {"mean": stats.mean, "mean_rest": stats.mean_rest, "deviation": _stddev(stats)}
-    arrays |= {name: np.asarray(x).reshape(1, -1) for name, x in parts.items()}
-    return {**arrays, "clip": np.array([np.inf if clip is None else clip], np.float32)}
-
-
-def _stddev(stats: RunningStats) -> Numbers:
-    """`stats.stddev()` without JAX, which takes longer for it than NumPy for the actions of a short rollout."""
-    variance: Numbers = np.asarray(stats.variance)
-    has_variance = variance > np.float32(ROUNDING) * np.square(np.asarray(stats.mean))
-    return np.sqrt(np.where(has_variance, variance, np.float32(1.0)) + np.float32(1e-8))
-
-
-def _output(
-    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
-) -> Callable[[Numbers], Numbers]:
-    """The output of the policy's last layer for observations: logits, action values, or the mean of a Box action."""
-    assert isinstance(network, ActorCritic | Actor | QNetwork), "as suits_numpy says"
-    arrays = network_arrays(network, variables.params, normalizer, spec)
-    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
-    if isinstance(network, QNetwork) or not (network.squash_mean and isinstance(spec.action, Box)):
-        return lambda obs: forward(obs.reshape(obs.shape[0], -1))
-    middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
-
-    def squashed(obs: Numbers) -> Numbers:
-        loc: Numbers = forward(obs.reshape(obs.shape[0], -1))
-        np.tanh(loc, out=loc)
-        loc *= half_range
-        loc += middle
-        return loc
-
-    return squashed
-
-
-def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Network) -> Callable[[Numbers], Numbers]:
-    """The value of observations."""
-    assert isinstance(network, ActorCritic), "as suits_numpy says"
-    critic, params = network.of_critic, variables.params
-    torso = params["actor"] if network.shared_torso else params["critic"]
-    forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation, PRODUCT_ROWS)
-    return lambda obs: forward(obs.reshape(obs.shape[0], -1))[:, 0]
-
-
-def _params_of(policy: PyTree, spec: EnvSpec) -> Callable[[Numbers], PyTree]:
-    """The parameters of the action's distribution, of what `_output` returns."""
-    if isinstance(spec.action, Discrete):
-        # A copy, because the sample is computed in the logits' place.
-        return lambda logits: logits.copy()
-    assert isinstance(spec.action, Box), "as suits_numpy says"
-    shape, log_scale = (-1, *spec.action.shape), np.asarray(policy["log_std"]["all"])
-
-    def params_of(loc: Numbers) -> PyTree:
-        loc = loc.reshape(shape)
-        return {"loc": loc, "log_scale": np.broadcast_to(log_scale, loc.shape)}
-
-    return params_of
-
-
-def _actor_sampler(
-    variables: Variables, normalizer: ObsNormalizer | None, network: Actor, shape: tuple[int, ...], *, squash: bool
-) -> Callable[[Numbers, Numbers], tuple[Numbers, PyTree]]:
-    """`numpy_sampler` of an actor, whose log standard deviations may be outputs of the last layer, after the means."""
-    policy, count = variables.params["policy"], math.prod(shape)
-    head, log_std = policy["linear"], np.float32(network.log_std)
-    if network.std == "state":
-        scales = policy["scales"]["all"]
-        head = {name: np.concatenate([head[name], scales[name]], axis=-1) for name in ("kernel", "bias")}
-    elif network.std == "free":
-        log_std = policy["log_std"]["all"].reshape(-1)
-    arrays = _arrays(variables.params["actor"], head, normalizer)
-    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
-    limit = np.float32(np.inf if network.clip_mean is None else network.clip_mean)
-
-    def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
-        out = forward(obs.reshape(obs.shape[0], -1))
-        scale = np.exp(np.clip(out[:, count:] if network.std == "state" else log_std, *LOG_STD_RANGE))
-        drawn = np.clip(out[:, :count], -limit, limit) + scale * noise.reshape(-1, count)
-        drawn = drawn.reshape(-1, *shape)
-        return (np.tanh(drawn, out=drawn) if squash else drawn), ()
-
-    return act
-
-
-def _sample_categorical(logits: Numbers, uniform: Numbers) -> Numbers:
-    """By the inverse of the cumulative probabilities, as `ops.distributions.discrete`; the first action for logits with NaN."""
-    logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
-    sums = np.add.accumulate(np.exp(logits, out=logits), axis=1)
-    threshold = uniform * sums[:, -1:]
-    return np.add.reduce(threshold >= sums[:, :-1], axis=1, dtype=np.int32)
-
-
-def _normal_sampler(policy: PyTree, shape: tuple[int, ...], *, squash: bool) -> Callable[[Numbers, Numbers], Numbers]:
-    scale = np.exp(policy["log_std"]["all"])
-
-    def sample(loc: Numbers, noise: Numbers) -> Numbers:
-        drawn: Numbers = loc.reshape(-1, *shape) + scale * noise
-        return np.tanh(drawn, out=drawn) if squash else drawn
-
-    return sample
+_KINDS: Mapping[type, Callable[[Any, int], NumPyActor | None]] = {
+    NetworkPolicy: _network,
+    DiscountedReturn: _discounted_return,
+    EpsilonGreedy: _epsilon_greedy,
+    RandomWarmStart: _random_warm_start,
+    GaussianNoise: _gaussian_noise,
+    PythonPolicy: lambda policy, num_envs: NumPyActor(PythonPolicy.seed, PythonPolicy.direct_call),
+}

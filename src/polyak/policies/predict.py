@@ -32,21 +32,8 @@ class PolicyWithSpec(Policy, Protocol):
 class ModeInNumPy(Protocol):
     """A policy without a recurrent state whose mode NumPy computes faster than a call of JAX."""
 
-    def max_batch_in_numpy(self) -> int:
-        """Up to which batch size it does; 0 for never."""
-        ...
-
-    def mode_in_numpy(self) -> Mode:
-        """`mode(obs)`, of a policy whose arrays are NumPy's."""
-        ...
-
-
-@runtime_checkable
-class StepInNumPy(CallsPython, Protocol):
-    """A Python policy, which needs no JAX for a step."""
-
-    def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:
-        """One step in NumPy, the mode if the key is None; None where that mode needs JAX."""
+    def mode_in_numpy(self) -> tuple[int, Mode] | None:
+        """Up to which batch size it does, and `mode(obs)`; None for never."""
         ...
 
 
@@ -104,10 +91,10 @@ def predict(
     resets = first_of_batch(first, size, carry is None)
     mask = _mask_batch(spec, action_mask, batch, "predict")
     form = _form_of(policy) if deterministic and mask is None else None
-    if form is not None and form.mode is not None and size <= form.max_batch:
+    if form is not None and form.numpy_mode is not None and size <= form.numpy_mode[0]:
         # An overflow in the network is silent in JAX too.
         with np.errstate(all="ignore"):
-            action, carry = form.mode(batched), () if carry is None else carry
+            action, carry = form.numpy_mode[1](batched), () if carry is None else carry
     else:
         time_step = _time_step(batched, size, resets, mask)
         carry = policy.initial_state(size) if carry is None else carry
@@ -125,7 +112,7 @@ def _act(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKe
     else:
         relay = ExceptionRelay(policy)
         with relay:
-            step = policy.step_in_numpy(time_step, carry, key) if isinstance(policy, StepInNumPy) else None
+            step = policy.step_in_numpy(time_step, carry, key) if isinstance(policy, CallsPython) else None
         if step is not None:
             return step.action, step.carry
         action, carry = relay.run(program, *arguments)
@@ -214,8 +201,7 @@ class _Form(NamedTuple):
 
     policy: "weakref.ref[Any]"
     arrays: list[Any]
-    max_batch: int
-    mode: Mode | None
+    numpy_mode: tuple[int, Mode] | None
     calls_python: bool
 
 
@@ -233,10 +219,8 @@ def _form_of(policy: PolicyWithSpec) -> _Form:
 
 def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
     known, number = weakref.ref(policy, lambda _: _forms.pop(number, None)), id(policy)
-    most = policy.max_batch_in_numpy() if isinstance(policy, ModeInNumPy) else 0
-    # Copies, for a buffer that is donated is written over.
-    mode = jax.tree.map(np.array, policy).mode_in_numpy() if most else None
-    form = _Form(known, arrays, most, mode, bool(python_calls_in(policy)))
+    mode = policy.mode_in_numpy() if isinstance(policy, ModeInNumPy) else None
+    form = _Form(known, arrays, mode, bool(python_calls_in(policy)))
     if all(isinstance(x, jax.Array) for x in arrays):  # others can be written to
         _forms[number] = form
     return form

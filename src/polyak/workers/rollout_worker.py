@@ -27,6 +27,7 @@ from polyak.core.types import HostEnv, PyTree, TimeStep
 from polyak.loops.actor import Actor, act_with_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.rollouts import collect_rollout
+from polyak.policies.numpy_actor import numpy_actor
 from polyak.workers.gradient_worker import GradientPrograms, GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 
@@ -282,7 +283,9 @@ def make_worker_actor(acting: Acting, vectors: Mapping[str, npt.NDArray[Any]], r
     policy = jax.tree.unflatten(jax.tree.structure(acting.policy), acting.packing.unpack(vectors))
     if not acting.in_numpy:
         return act_with_keys(jax.device_put(policy), random, acting.key_impl)
-    act = policy.in_numpy()
+    actor = numpy_actor(policy, random.shape[1])
+    assert actor is not None, "as the learner says"
+    act = actor.start(policy)
     return lambda t, time_step, carry: act(time_step, carry, random[t])
 
 

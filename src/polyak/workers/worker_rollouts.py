@@ -19,6 +19,7 @@ from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline, Learned
+from polyak.policies.numpy_actor import numpy_actor
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_times import RolloutTimes
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
@@ -82,16 +83,15 @@ class WorkerRollouts:
         if ExceptionRelay(policy).active:
             raise TypeError("train: a collecting policy that calls Python cannot be sent to workers; use loop='host'")
         share = group.num_envs // group.num_workers
-        in_numpy = acts_in_numpy(policy, share)
         self._acting = Acting(
             policy=jax.tree.unflatten(jax.tree.structure(policy), range(len(jax.tree.leaves(policy)))),
             packing=Packing.of(policy),
             num_steps=agent.num_steps,
-            in_numpy=in_numpy,
+            in_numpy=acts_in_numpy(policy, share),
             key_impl=str(jax.random.key_impl(state.key)),
         )
         self._program = _request_program(
-            shape_of(agent, state), self._acting.packing, agent.num_steps, in_numpy, (group.num_envs, group.num_workers)
+            shape_of(agent, state), self._acting.packing, agent.num_steps, group.num_envs, group.num_workers
         )
         self._expected = _expected_shapes(agent, state, share)
         self._number = self._learned = int(state.iteration)
@@ -292,18 +292,18 @@ def check_lag(agent: Agent, lag: int) -> None:
 
 @cached_per_env
 def _request_program(
-    shape: tuple[Any, ...], packing: Packing, num_steps: int, in_numpy: bool, sizes: tuple[int, int]
+    shape: tuple[Any, ...], packing: Packing, num_steps: int, num_envs: int, num_workers: int
 ) -> Callable[..., tuple[Mapping[str, Array], Array]]:
     """The policy's vectors, and what a rollout's actions are drawn with: `[T, B, ...]`, or the bits of keys `[W, T, ...]`."""
-    num_envs, num_workers = sizes
 
     def request(settings: list[Array], leaves: list[Array], number: UInt32[Array, ""]) -> tuple[Mapping[str, Array], Array]:
         agent, state = shape[0].unflatten([*settings, *leaves])
         policy = agent.collect_policy(state.agent)
         key = iteration_keys(state.key, number, num_steps).act
         start = jnp.uint32(0)
-        if in_numpy:
-            noise = jax.vmap(lambda step_key: policy.noise(step_key, num_envs))(step_keys(key, start, num_steps))
+        actor = numpy_actor(policy, num_envs // num_workers)
+        if actor is not None:
+            noise = jax.vmap(lambda step_key: actor.noise(policy, step_key, num_envs))(step_keys(key, start, num_steps))
             return packing.pack(policy), noise
         # One worker draws what this process would.
         keys = [key] if num_workers == 1 else [jax.random.fold_in(key, worker) for worker in range(num_workers)]

@@ -20,7 +20,7 @@ def test_observation_with_wrong_tree_or_length_is_rejected():
         lambda time_step, carry: PolicyStep([0] * B), EnvSpec(Dict({"x": SPEC.obs, "y": SPEC.obs}), SPEC.action)
     )
     x, flags = np.zeros((B, 2), np.float32), np.zeros(B, bool)
-    act = policy.in_numpy()
+    act = policy.direct_call()
     assert act(TimeStep({"x": x, "y": x}, *[flags] * 4), (), None).action.tolist() == [0] * B
     for obs, says in (({"x": x, "z": x}, "obs has the tree"), ({"x": x, "y": x[:2]}, r"obs at 'y' is float32 \(2, 2\)")):
         with pytest.raises(ValueError, match=f"PythonPolicy '<lambda>': {says}"):
@@ -33,7 +33,7 @@ def test_masked_action_raises_in_both_loops():
     policy = PythonPolicy(rule, dataclasses.replace(SPEC, has_action_mask=True))
     masked = dataclasses.replace(time_step(), action_mask=jnp.asarray(np.arange(4) != [[3], [1], [0]]))
     with pytest.raises(ValueError, match=r"'rule': action is not allowed by action_mask: np.int32\(1\) in environment 1\n"):
-        policy.in_numpy()(jax.tree.map(np.asarray, masked), (), None)
+        policy.direct_call()(jax.tree.map(np.asarray, masked), (), None)
     with pytest.raises(ValueError, match="action is not allowed by action_mask"), policy.raising():
         jax.block_until_ready(policy.action(masked, (), KEY))
 
@@ -59,7 +59,7 @@ class Refilling:
 def test_a_policy_may_fill_the_same_arrays_at_every_call(batched):
     target = Refilling(B if batched else ())
     policy = PythonPolicy(target, SPEC, batched=batched, carry_spec=np.int32(0))
-    act, now = policy.in_numpy(), jax.tree.map(np.asarray, time_step())
+    act, now = policy.direct_call(), jax.tree.map(np.asarray, time_step())
     begun = np.asarray(policy.initial_state(B))
     first = act(now, begun, None)
     second = act(dataclasses.replace(now, obs=now.obs + 1), first.carry, None)

@@ -214,7 +214,7 @@ def test_jax_error_outside_raising_contains_the_original_text(caplog):
 def test_exception_of_an_unbatched_policy_names_the_environment():
     policy = PythonPolicy(lambda obs: 1 // int(obs[0] - 2), SPEC, batched=False, on_error="clip")
     with pytest.raises(ZeroDivisionError) as caught:
-        policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), None)
+        policy.direct_call()(jax.tree.map(np.asarray, time_step()), (), None)
     assert caught.value.__notes__[0] == "for environment 1"
 
 
@@ -227,7 +227,7 @@ def test_observation_outside_the_spec_is_rejected():
     policy = PythonPolicy(rule, SPEC)
     for obs in (np.zeros((B, 3), np.float32), np.zeros((B, 2), np.int32), {"a": np.zeros((B, 2), np.float32)}):
         with pytest.raises(ValueError, match="PythonPolicy 'rule': obs"):
-            policy.in_numpy()(TimeStep(obs, *[None] * 4), (), None)
+            policy.direct_call()(TimeStep(obs, *[None] * 4), (), None)
         with pytest.raises(ValueError, match="PythonPolicy 'rule': obs"), policy.raising():
             jax.block_until_ready(policy.action(time_step(jax.tree.map(jnp.asarray, obs)), (), KEY))
 
@@ -245,7 +245,7 @@ def test_inputs_are_read_only_and_may_be_stored():
 
     policy = PythonPolicy(spoiling, SPEC, carry_spec=np.zeros(2, np.float32))
     now = jax.tree.map(np.array, time_step())
-    policy.in_numpy()(now, policy.initial_state(B), None)
+    policy.direct_call()(now, policy.initial_state(B), None)
     assert now.obs.flags.writeable and now.obs[1, 0] == 2.0
     # Not even by force: what the environment has is elsewhere.
     assert not np.shares_memory(kept[0], now.obs)
@@ -270,7 +270,7 @@ def test_carry_is_reset_at_new_episodes_and_info_is_returned(target, batched):
     assert got.carry[-1].tolist() == [5, 3, 5]
     assert got.info["seen"].tolist() == [[0.0, 2.0, 4.0]] * 3
     assert policy.initial_state(5).tolist() == [0] * 5
-    directly = policy.in_numpy()(jax.tree.map(np.asarray, time_step(first=first)), np.asarray(carry), None)
+    directly = policy.direct_call()(jax.tree.map(np.asarray, time_step(first=first)), np.asarray(carry), None)
     assert directly.carry.tolist() == [3, 1, 3] and directly.info["seen"].dtype == np.float32
 
 
@@ -288,13 +288,13 @@ def test_carry_is_reset_at_new_episodes_and_info_is_returned(target, batched):
 def test_invalid_carry_and_info_are_rejected(answer, error, says):
     policy = PythonPolicy(lambda time_step, carry: answer(carry), SPEC, carry_spec=np.int32(0), name="odd")
     with pytest.raises(error, match=f"PythonPolicy 'odd': {says}"):
-        policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(B, np.int32), None)
+        policy.direct_call()(jax.tree.map(np.asarray, time_step()), np.zeros(B, np.int32), None)
 
 
 def test_input_carry_is_validated():
     policy = PythonPolicy(Counter(), SPEC, **COUNTER)
     with pytest.raises(ValueError, match=r"the input carry must have shape \(3,\), got \(2,\)"):
-        policy.in_numpy()(jax.tree.map(np.asarray, time_step()), np.zeros(2, np.int32), None)
+        policy.direct_call()(jax.tree.map(np.asarray, time_step()), np.zeros(2, np.int32), None)
 
 
 def test_ten_thousand_calls_of_a_policy_that_runs_jitted_jax_do_not_deadlock():
@@ -331,7 +331,7 @@ def test_a_seed_comes_from_the_key_and_is_the_same_in_both_loops(target, options
     jax.block_until_ready(policy.action(time_step(), (), KEY))
     compiled = list(seeds)
     seeds.clear()
-    policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), np.asarray(policy.noise(KEY, B)))
+    policy.direct_call()(jax.tree.map(np.asarray, time_step()), (), np.asarray(policy.seed(KEY, B)))
     assert seeds == compiled and len(set(seeds)) == (B if options else 1)
     assert all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
     seeds.clear()
@@ -393,7 +393,7 @@ def test_declared_variables_are_followed_by_soft_updates():
     obs = jnp.ones((B, 2))
     assert moved.action(time_step(obs), (), KEY).action.tolist() == [[0.25]] * B
     assert jax.jit(lambda policy: policy.action(time_step(obs), (), KEY).action)(online).tolist() == [[1.0]] * B
-    in_numpy = jax.tree.map(np.asarray, moved).in_numpy()
+    in_numpy = jax.tree.map(np.asarray, moved).direct_call()
     assert in_numpy(jax.tree.map(np.asarray, time_step(obs)), (), None).action.tolist() == [[0.25]] * B
 
 
@@ -460,7 +460,7 @@ def test_a_policy_made_while_tracing_lives_as_long_as_its_program():
     made = jax.jit(lambda: Greedy(PythonPolicy(rule, SPEC)))
     for _ in range(2):
         gc.collect()
-        assert made().policy.in_numpy()(jax.tree.map(np.asarray, time_step()), (), None).action.tolist() == [0, 1, 1]
+        assert made().policy.direct_call()(jax.tree.map(np.asarray, time_step()), (), None).action.tolist() == [0, 1, 1]
 
 
 def test_predict_calls_a_python_policy_directly(monkeypatch):
@@ -470,7 +470,7 @@ def test_predict_calls_a_python_policy_directly(monkeypatch):
     policy.predict(np.zeros(2))
     policy.predict(np.zeros(2), deterministic=False, key=KEY)
     assert [kind for kind, _ in seen] == [np.ndarray] * 2 and seen[0][1] == 0
-    assert seen[1][1] == int(policy.noise(KEY, 1))
+    assert seen[1][1] == int(policy.seed(KEY, 1))
 
 
 def test_as_python_of_a_python_policy():

@@ -42,7 +42,7 @@ def test_result_after_ctrl_c_is_not_returned_by_the_next_call():
             time.sleep(0.3)
         return [asked[-1]] * B
 
-    act, now = PythonPolicy(slow, SPEC, timeout=5).in_numpy(), jax.tree.map(np.asarray, time_step())
+    act, now = PythonPolicy(slow, SPEC, timeout=5).direct_call(), jax.tree.map(np.asarray, time_step())
     assert act(now, (), None).action[0] == 0
     with pytest.raises(KeyboardInterrupt):
         act(now, (), None)

@@ -141,7 +141,7 @@ class PythonPolicy:
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """Its step for a batch; the seed is derived from the key."""
         # The key goes along also where there is no seed: mapped over keys, one call would serve for all.
-        return self._step(time_step, carry, self.noise(key, _batch_size(time_step)), jax.random.key_data(key))
+        return self._step(time_step, carry, self.seed(key, _batch_size(time_step)), jax.random.key_data(key))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The object's own distribution, of the parameters that its `distribution(time_step, carry)` returns (see
@@ -172,11 +172,7 @@ class PythonPolicy:
     def _declares(self) -> bool:
         return not isinstance(self.variables, tuple) or self.variables != ()
 
-    def suits_numpy(self, num_envs: int) -> bool:
-        """Always: it is NumPy."""
-        return True
-
-    def noise(self, key: PRNGKeyArray, num_envs: int) -> Array:
+    def seed(self, key: PRNGKeyArray, num_envs: int) -> Array:
         """The seed of a step: a number in [0, 2³¹), of an unbatched policy one for each environment."""
         shape = self._seed_shape(num_envs)
         if not self.callee.takes_seed:
@@ -186,8 +182,8 @@ class PythonPolicy:
     def _seed_shape(self, num_envs: int) -> tuple[int, ...]:
         return () if self.callee.batched else (num_envs,)
 
-    def in_numpy(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
-        """The direct call, for host loops."""
+    def direct_call(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+        """`step(time_step, carry, seed)` in NumPy, for host loops."""
         callee, takes_seed, call = self.callee, self.callee.takes_seed, self.callee.calls.call
         target = self.variables if self._declares else callee.target
 
@@ -201,13 +197,13 @@ class PythonPolicy:
         return step if callee.takes_time_step else step_of_obs
 
     def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:
-        """One step without JAX, the mode of its distribution if the key is None; None where that mode needs JAX."""
+        """See `CallsPython`."""
         if key is None and self.callee.has_distribution:
             return None
         size = _batch_size(time_step)
-        seed = np.zeros(self._seed_shape(size), np.uint32) if key is None else np.asarray(self.noise(key, size))
+        seed = np.zeros(self._seed_shape(size), np.uint32) if key is None else np.asarray(self.seed(key, size))
         policy: PythonPolicy = jax.tree.map(np.asarray, self) if self._declares else self
-        return policy.in_numpy()(time_step, jax.tree.map(np.asarray, carry), seed)
+        return policy.direct_call()(time_step, jax.tree.map(np.asarray, carry), seed)
 
     predict = predict
     as_python = as_python

@@ -1,0 +1,262 @@
+"""Small networks in NumPy: the sample, or the mode, of a policy for a batch of observations.
+
+The forward pass is that of `numpy_reader`, the file that is exported beside the weights.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, PRNGKeyArray
+
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Network, PyTree, Variables
+from polyak.networks.actor import Actor
+from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.layers import LOG_STD_RANGE, range_of_means
+from polyak.networks.q_network import QNetwork
+from polyak.ops.normalize import ROUNDING, ObsNormalizer, RunningStats
+from polyak.policies.numpy_reader import make_network
+
+Numbers: TypeAlias = npt.NDArray[Any]
+
+# Those that NumPy computes in one pass.
+FAST_ACTIVATIONS = ("tanh", "relu")
+
+MAX_ACT_PRODUCTS = 2**17
+"""Multiplications in one layer, up to which NumPy's matrix product stays on one thread: the others are the environment's."""
+
+MAX_PREDICT_PRODUCTS = 2**19
+"""Likewise for `predict`, up to which NumPy is faster than a call of JAX."""
+
+PRODUCT_ROWS = 4
+"""Observations of one matrix product. One of more rows may be computed, and rounded, in another way: workers, which have parts
+of a batch, would differ from one process."""
+
+
+def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
+    """Whether the network is a small `mlp` or `q_mlp`, from one vector to one Discrete or Box action without masks.
+
+    Args:
+        with_value: whether the value is needed too, whose layers must be small likewise.
+    """
+    if isinstance(network, ActorCritic) and network.std != "free":
+        return False
+    if isinstance(network, Actor) and (network.std == "sde" or network.squash_mean):
+        return False
+    if with_value and not (isinstance(network, ActorCritic) and suits_numpy(network.of_critic, spec, num_envs)):
+        return False
+    return not spec.has_action_mask and num_envs <= max_batch_size(network, spec, MAX_ACT_PRODUCTS)
+
+
+def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
+    """The batch size up to which an `mlp` or `q_mlp` from one vector to one Discrete or Box action is small; 0 for others.
+
+    Args:
+        products: multiplications in one layer.
+    """
+    if not isinstance(network, ActorCritic | Actor | QNetwork) or network.activation not in FAST_ACTIVATIONS:
+        return 0
+    if isinstance(network, QNetwork) and not has_plain_layers(network):
+        return 0
+    if not network.hidden:
+        return 0
+    if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
+        return 0
+    outputs = spec.action.n if isinstance(spec.action, Discrete) else int(np.prod(spec.action.shape))
+    if isinstance(network, Actor) and network.std == "state" and isinstance(spec.action, Box):
+        # A sample takes the means and the standard deviations from one product.
+        outputs *= 2
+    widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
+    return products // max(a * b for a, b in itertools.pairwise(widths))
+
+
+def has_plain_layers(network: QNetwork) -> bool:
+    """Whether each layer is a matrix product and an activation, and the last one's outputs are the action values."""
+    return not (network.noisy or network.norm) and network.outputs is None
+
+
+def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
+    """The noise of a sample of the action's distribution: uniform numbers for a Discrete action, normal ones for a Box."""
+    if isinstance(spec.action, Discrete):
+        return jax.random.uniform(key, (num_envs,), np.float32)[:, None]
+    assert isinstance(spec.action, Box), "as suits_numpy says"
+    return jax.random.normal(key, (num_envs, *spec.action.shape), np.float32)
+
+
+def numpy_sampler(
+    variables: Variables,
+    normalizer: ObsNormalizer | None,
+    network: Network,
+    spec: EnvSpec,
+    *,
+    squash: bool,
+    return_info: bool = False,
+) -> Callable[[Numbers, Numbers], tuple[Numbers, PyTree]]:
+    """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding, and its info.
+
+    Args:
+        variables: of a network that `suits_numpy`.
+        normalizer: likewise in NumPy, or None.
+        squash: Box actions through tanh.
+        return_info: info is the value and the action's parameters, as of `NetworkPolicy`; else `()`.
+    """
+    if isinstance(network, Actor) and isinstance(spec.action, Box):
+        return _actor_sampler(variables, normalizer, network, spec.action.shape, squash=squash)
+    output = _output(variables, normalizer, network, spec)
+    sample: Callable[[Numbers, Numbers], Numbers] = _sample_categorical
+    if isinstance(spec.action, Box):
+        sample = _normal_sampler(variables.params["policy"], spec.action.shape, squash=squash)
+    if not return_info:
+        return lambda obs, noise: (sample(output(obs), noise), ())
+    value, params_of = _value(variables, normalizer, network), _params_of(variables.params["policy"], spec)
+
+    def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
+        out = output(obs)
+        info = {"params": params_of(out), "value": value(obs)}
+        return sample(out, noise), info
+
+    return act
+
+
+def numpy_mode(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec, *, squash: bool
+) -> Callable[[Numbers], Numbers]:
+    """`mode(obs)`: the greedy action of the policy of these NumPy arrays, up to rounding; the same bits for the same obs.
+
+    Args:
+        squash: Box actions through tanh.
+    """
+    output = _output(variables, normalizer, network, spec)
+    if isinstance(spec.action, Discrete):
+        return lambda obs: output(obs).argmax(axis=1).astype(np.int32)
+    assert isinstance(spec.action, Box), "as max_batch_size says"
+    shape = (-1, *spec.action.shape)
+    return lambda obs: np.tanh(output(obs).reshape(shape)) if squash else output(obs).reshape(shape)
+
+
+def network_arrays(
+    network: ActorCritic | Actor | QNetwork, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
+) -> dict[str, Numbers]:
+    """The arrays of `numpy_reader.make_network` for the actor of an `mlp`, or for action values up to a constant of each row.
+
+    The value of a dueling network is such a constant: neither the best action nor a softmax depends on it.
+    """
+    if isinstance(network, QNetwork):
+        return _arrays(params, params["head"]["advantage"], normalizer)
+    arrays = _arrays(params["actor"], params["policy"]["linear"], normalizer)
+    # Logits are not clipped.
+    limit = network.clip_mean if isinstance(network, Actor) and isinstance(spec.action, Box) else None
+    return arrays if limit is None else {**arrays, "clip_mean": np.array([limit], np.float32)}
+
+
+def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> dict[str, Numbers]:
+    arrays: dict[str, Numbers] = {}
+    for i, layer in torso["dense"]["layers"].items():
+        arrays |= {f"kernel{i}": np.asarray(layer["kernel"]), f"bias{i}": np.asarray(layer["bias"])}
+    arrays |= {"head_kernel": np.asarray(head["kernel"]), "head_bias": np.asarray(head["bias"])}
+    if normalizer is None or normalizer.stats is None:
+        return arrays
+    stats, clip = normalizer.stats, normalizer.clip
+    parts = {"mean": stats.mean, "mean_rest": stats.mean_rest, "deviation": _stddev(stats)}
+    arrays |= {name: np.asarray(x).reshape(1, -1) for name, x in parts.items()}
+    return {**arrays, "clip": np.array([np.inf if clip is None else clip], np.float32)}
+
+
+def _stddev(stats: RunningStats) -> Numbers:
+    """`stats.stddev()` without JAX, which takes longer for it than NumPy for the actions of a short rollout."""
+    variance: Numbers = np.asarray(stats.variance)
+    has_variance = variance > np.float32(ROUNDING) * np.square(np.asarray(stats.mean))
+    return np.sqrt(np.where(has_variance, variance, np.float32(1.0)) + np.float32(1e-8))
+
+
+def _output(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
+) -> Callable[[Numbers], Numbers]:
+    """The output of the policy's last layer for observations: logits, action values, or the mean of a Box action."""
+    assert isinstance(network, ActorCritic | Actor | QNetwork), "as suits_numpy says"
+    arrays = network_arrays(network, variables.params, normalizer, spec)
+    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
+    if isinstance(network, QNetwork) or not (network.squash_mean and isinstance(spec.action, Box)):
+        return lambda obs: forward(obs.reshape(obs.shape[0], -1))
+    middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
+
+    def squashed(obs: Numbers) -> Numbers:
+        loc: Numbers = forward(obs.reshape(obs.shape[0], -1))
+        np.tanh(loc, out=loc)
+        loc *= half_range
+        loc += middle
+        return loc
+
+    return squashed
+
+
+def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Network) -> Callable[[Numbers], Numbers]:
+    """The value of observations."""
+    assert isinstance(network, ActorCritic), "as suits_numpy says"
+    critic, params = network.of_critic, variables.params
+    torso = params["actor"] if network.shared_torso else params["critic"]
+    forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation, PRODUCT_ROWS)
+    return lambda obs: forward(obs.reshape(obs.shape[0], -1))[:, 0]
+
+
+def _params_of(policy: PyTree, spec: EnvSpec) -> Callable[[Numbers], PyTree]:
+    """The parameters of the action's distribution, of what `_output` returns."""
+    if isinstance(spec.action, Discrete):
+        # A copy, because the sample is computed in the logits' place.
+        return lambda logits: logits.copy()
+    assert isinstance(spec.action, Box), "as suits_numpy says"
+    shape, log_scale = (-1, *spec.action.shape), np.asarray(policy["log_std"]["all"])
+
+    def params_of(loc: Numbers) -> PyTree:
+        loc = loc.reshape(shape)
+        return {"loc": loc, "log_scale": np.broadcast_to(log_scale, loc.shape)}
+
+    return params_of
+
+
+def _actor_sampler(
+    variables: Variables, normalizer: ObsNormalizer | None, network: Actor, shape: tuple[int, ...], *, squash: bool
+) -> Callable[[Numbers, Numbers], tuple[Numbers, PyTree]]:
+    """`numpy_sampler` of an actor, whose log standard deviations may be outputs of the last layer, after the means."""
+    policy, count = variables.params["policy"], math.prod(shape)
+    head, log_std = policy["linear"], np.float32(network.log_std)
+    if network.std == "state":
+        scales = policy["scales"]["all"]
+        head = {name: np.concatenate([head[name], scales[name]], axis=-1) for name in ("kernel", "bias")}
+    elif network.std == "free":
+        log_std = policy["log_std"]["all"].reshape(-1)
+    arrays = _arrays(variables.params["actor"], head, normalizer)
+    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
+    limit = np.float32(np.inf if network.clip_mean is None else network.clip_mean)
+
+    def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
+        out = forward(obs.reshape(obs.shape[0], -1))
+        scale = np.exp(np.clip(out[:, count:] if network.std == "state" else log_std, *LOG_STD_RANGE))
+        drawn = np.clip(out[:, :count], -limit, limit) + scale * noise.reshape(-1, count)
+        drawn = drawn.reshape(-1, *shape)
+        return (np.tanh(drawn, out=drawn) if squash else drawn), ()
+
+    return act
+
+
+def _sample_categorical(logits: Numbers, uniform: Numbers) -> Numbers:
+    """By the inverse of the cumulative probabilities, as `ops.distributions.discrete`; the first action for logits with NaN."""
+    logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
+    sums = np.add.accumulate(np.exp(logits, out=logits), axis=1)
+    threshold = uniform * sums[:, -1:]
+    return np.add.reduce(threshold >= sums[:, :-1], axis=1, dtype=np.int32)
+
+
+def _normal_sampler(policy: PyTree, shape: tuple[int, ...], *, squash: bool) -> Callable[[Numbers, Numbers], Numbers]:
+    scale = np.exp(policy["log_std"]["all"])
+
+    def sample(loc: Numbers, noise: Numbers) -> Numbers:
+        drawn: Numbers = loc.reshape(-1, *shape) + scale * noise
+        return np.tanh(drawn, out=drawn) if squash else drawn
+
+    return sample
