@@ -276,8 +276,8 @@ MUTATIONS = (
         ("agents/test_pushed_gradients.py::test_a_repeated_push_counts_neither_in_the_weights_nor_in_the_statistics",),
     ),
     Mutation(
-        "learning/normalizers.py",
-        "reward=batch.reward / self.reward.stats.stddev()",
+        "agents/off_policy.py",
+        "reward=batch.reward / normalizers.reward.stats.stddev()",
         "reward=batch.reward",
         ("agents/test_normalized_replay.py::test_batches_are_normalised_by_the_statistics_of_now",),
     ),

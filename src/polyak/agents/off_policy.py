@@ -236,7 +236,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
             sample_key, train_key = keys
             stored = dataclasses.replace(replay, priorities=priorities)
-            batch = normalizers.normalize(ring.sample(stored, sample_key, self.batch_size // devices, **draw))
+            batch = _normalize(ring.sample(stored, sample_key, self.batch_size // devices, **draw), normalizers)
             total = sum_over_devices(batch.weight.sum(), axis_name)
             batch = _without_hidden_rows(batch, copies)
             batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
@@ -432,6 +432,20 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         slots = self.replay.capacity // (num_envs * self.num_steps) * self.num_steps
         least = min(self.learning_starts, (slots - 1) * num_envs)
         return self.has_started(env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
+
+
+def _normalize(batch: Transition, normalizers: Normalizers) -> Transition:
+    """The batch with normalized observations (of sequences all of theirs) and scaled rewards."""
+    if normalizers.obs is not None:
+        normalize = normalizers.obs.normalize
+
+        def normalized(obs: PyTree) -> PyTree:
+            return dataclasses.replace(obs, obs=normalize(obs.obs)) if isinstance(obs, SequenceObs) else normalize(obs)
+
+        batch = dataclasses.replace(batch, obs=normalized(batch.obs), next_obs=normalized(batch.next_obs))
+    if normalizers.reward is not None:
+        batch = dataclasses.replace(batch, reward=batch.reward / normalizers.reward.stats.stddev())
+    return batch
 
 
 def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:

@@ -4,22 +4,19 @@ What is stored stays as it came: every batch is normalized by the statistics of 
 """
 
 import dataclasses
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import jax.numpy as jnp
 
 from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
-from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.core.types import Rollout, Scalar
 from polyak.learning.check_rollout import check_returns
 from polyak.ops.losses import finite_rows
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
-from polyak.replay.replay import Transition
-from polyak.replay.sequences import SequenceObs
 
 
-@runtime_checkable
 class NormalizedObsSettings(Protocol):
     """The settings of an agent that may normalize observations."""
 
@@ -39,7 +36,6 @@ class NormalizedObsSettings(Protocol):
         ...
 
 
-@runtime_checkable
 class NormalizedSettings(NormalizedObsSettings, Protocol):
     """The settings of an agent that may normalize observations and rewards."""
 
@@ -82,20 +78,9 @@ class Normalizers:
             reward = reward.update(rollout, included.astype(jnp.float32), gamma, axis_name)
         return Normalizers(obs, reward)
 
-    def normalize(self, batch: Transition) -> Transition:
-        """A batch with normalized observations and scaled rewards."""
-        if self.obs is not None:
-            obs, next_obs = (_normalize(self.obs, x) for x in (batch.obs, batch.next_obs))
-            batch = dataclasses.replace(batch, obs=obs, next_obs=next_obs)
-        if self.reward is not None:
-            batch = dataclasses.replace(batch, reward=batch.reward / self.reward.stats.stddev())
-        return batch
 
-
-def create_normalizers(settings: object) -> Normalizers:
+def create_normalizers(settings: NormalizedSettings) -> Normalizers:
     """Empty statistics of what the settings normalize."""
-    if not isinstance(settings, NormalizedSettings):
-        return Normalizers()
     obs = ObsNormalizer.init(settings.spec.obs, settings.clip_obs) if settings.normalize_obs else None
     return Normalizers(obs, None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward))
 
@@ -105,25 +90,24 @@ def settings_of(settings: NormalizedObsSettings, obs: ObsNormalizer | None) -> d
     return {"normalize_obs": obs is not None, "clip_obs": settings.clip_obs if obs is None else obs.clip}
 
 
-def check_created_normalizers(settings: object, normalizers: Normalizers) -> None:
+def check_created_normalizers(settings: NormalizedSettings, normalizers: Normalizers) -> None:
     """Check that a state was created with the settings of normalization: its own would silently be used instead.
 
     Raises:
         ValueError: it was created with others.
     """
-    if isinstance(settings, NormalizedSettings):
-        scaler = normalizers.reward
-        equal = settings_of(settings, normalizers.obs) | {"normalize_reward": None if scaler is None else scaler.of}
-        check_created_with(settings, equal=equal, present={})
+    scaler = normalizers.reward
+    equal = settings_of(settings, normalizers.obs) | {"normalize_reward": None if scaler is None else scaler.of}
+    check_created_with(settings, equal=equal, present={})
 
 
-def without_returns(settings: object, rollout: Rollout) -> Rollout:
+def without_returns(settings: NormalizedSettings, rollout: Rollout) -> Rollout:
     """The rollout with the recurrent state alone as its carry, which `DiscountedReturn` has beside its returns.
 
     Raises:
         ValueError: rewards are scaled by the standard deviation of returns, and the rollout is not from `collect_policy`.
     """
-    if not (isinstance(settings, NormalizedSettings) and settings.normalize_reward == "return"):
+    if settings.normalize_reward != "return":
         return rollout
     check_returns(rollout)
     return dataclasses.replace(rollout, carry=rollout.carry[0])
@@ -137,10 +121,3 @@ def check_normalizers(settings: NormalizedObsSettings) -> None:
     """
     if settings.normalize_obs:
         check_can_normalize(type(settings).__name__, settings.spec.obs)
-
-
-def _normalize(normalizer: ObsNormalizer, obs: PyTree) -> PyTree:
-    """Observations of a batch, normalized; with sequences all of theirs."""
-    if isinstance(obs, SequenceObs):
-        return dataclasses.replace(obs, obs=normalizer.normalize(obs.obs))
-    return normalizer.normalize(obs)
