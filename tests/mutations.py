@@ -504,7 +504,7 @@ MUTATIONS = (
         ("policies/test_sde.py::test_an_episode_that_begins_draws_its_own_noise",),
     ),
     Mutation(
-        "policies/numpy_actor.py",
+        "policies/numpy_policies.py",
         "action = np.where(noise[:, 0] < epsilon, noise[:, 1].astype(np.int32), greedy)",
         "action = np.where(noise[:, 0] > epsilon, noise[:, 1].astype(np.int32), greedy)",
         ("loops/test_actor.py::test_epsilon_greedy_acts_in_numpy_as_it_is_defined",),

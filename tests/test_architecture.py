@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "dynamics": {"core"},
     "envs": {"core", "dynamics"},
     "loops": {"core", "copies", "policies"},
-    "workers": {"core", "copies", "loops", "policies"},
+    "workers": {"core", "copies", "loops"},
     "storage": {"core"},
     "importers": {"core", "networks", "ops", "policies"},
     "export": {"core", "ops", "networks", "policies", "storage"},

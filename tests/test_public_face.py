@@ -65,6 +65,16 @@ def test_policies_need_neither_agents_nor_loops_and_the_training_stack_no_gymnas
     assert "polyak.train" in training and "gymnasium" not in training
 
 
+def test_a_policy_in_python_is_evaluated_and_a_worker_starts_without_flax():
+    evaluated, worker = modules_after(
+        "import jax, polyak; env = polyak.envs.make('CartPole-v1', num_envs=1); "
+        "policy = polyak.PythonPolicy(lambda obs: obs[:, 2] > 0, env.spec, deterministic=True); "
+        "polyak.evaluate(policy, env, episodes=1, key=jax.random.key(0))",
+        "import polyak.workers.rollout_worker",
+    )
+    assert "polyak.loops.evaluate" in evaluated and "flax" not in evaluated | worker
+
+
 @pytest.mark.parametrize("module", ["importers", "policies", "schedules"])
 def test_everything_under_one_name_is_there(module):
     names = getattr(polyak, module).__all__

@@ -17,7 +17,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
-from polyak.policies.numpy_actor import numpy_actor
+from polyak.policies.numpy_policies import numpy_actor
 from polyak.replay import Transition
 from tests.selection import quick
 

@@ -15,7 +15,7 @@ from polyak.ops.schedules import Linear, Piecewise
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.noise import GaussianNoise
-from polyak.policies.numpy_actor import numpy_actor
+from polyak.policies.numpy_policies import numpy_actor
 from polyak.policies.python.policy import PythonPolicy
 from tests.copies.inner import BOX, CHOICES, DISCRETE, TREE, Inner, normal, time_step
 from tests.policies.test_network_policy import BOX as INTERVAL

@@ -16,7 +16,7 @@ from polyak.ops.distributions import TanhNormal
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.numpy_actor import numpy_actor
+from polyak.policies.numpy_policies import numpy_actor
 from tests.agents.rollouts import rollout, same_bits
 
 KEY = jax.random.key(0)

@@ -13,7 +13,7 @@ from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.info import with_info
 from polyak.policies.network_policy import Greedy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
-from polyak.policies.numpy_actor import numpy_actor
+from polyak.policies.numpy_policies import numpy_actor
 from polyak.policies.scripted import Uniform
 from tests.copies.inner import BOX, DISCRETE, RESCALED, TREE, Inner, normal, time_step
 from tests.policies.test_network_policy import policy_for
@@ -88,8 +88,8 @@ def test_in_numpy_the_noise_is_scaled_when_it_acts_and_drawn_from_the_key_alone(
     noise = np.asarray(actor.noise(policy, KEY, 3))
     np.testing.assert_array_equal(noise, jax.random.normal(KEY, (3, 2)))
     if isinstance(scale, float):
-        monkeypatch.setattr("polyak.policies.numpy_actor.value_at", None)
-    monkeypatch.setattr("polyak.policies.numpy_actor.numpy_mode", lambda *arrays, squash: lambda obs: LOC)
+        monkeypatch.setattr("polyak.policies.numpy_policies.value_at", None)
+    monkeypatch.setattr("polyak.policies.numpy_policies.numpy_mode", lambda *arrays, squash: lambda obs: LOC)
     action = actor.start(policy)(time_step(3), (), noise).action
     assert action.dtype == np.float32
     np.testing.assert_allclose(action, np.clip(np.clip(LOC, LOW, HIGH) + value * noise, LOW, HIGH), rtol=1e-6)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.core.types import Act, PolicyStep, PyTree, TimeStep
 
 T = TypeVar("T")
 
@@ -201,6 +201,14 @@ class CallsPython(Protocol):
     @property
     def python_calls(self) -> PythonCalls:
         """Its calls."""
+        ...
+
+    def seed(self, key: PRNGKeyArray, num_envs: int) -> Array:
+        """What its calls of one step get of the key."""
+        ...
+
+    def direct_call(self) -> Act:
+        """The call of one step in NumPy, with its seed."""
         ...
 
     def step_in_numpy(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray | None) -> PolicyStep | None:

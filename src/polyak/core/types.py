@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -287,6 +287,24 @@ class PredictingPolicy(Protocol):
 @runtime_checkable
 class TrainedPolicy(Policy, PredictingPolicy, Protocol):
     """A policy that the loops can run and that predicts."""
+
+
+Act: TypeAlias = Callable[[TimeStep, PyTree, Any], PolicyStep]
+"""`act(time_step, carry, draw)` returns the policy's action, drawn with these random numbers."""
+
+
+class NumPyActor(NamedTuple):
+    """The `action` of policies of one structure in two parts: JAX draws for many steps at a time, NumPy acts.
+
+    Attributes:
+        noise: `noise(policy, key, num_envs)`, all random numbers of one step's actions, from the key that `action` would
+            receive and nothing else that changes; traced.
+        start: `start(policy)` is `act(time_step, carry, noise)`, equal to `action` up to rounding; the policy's arrays are
+            NumPy's.
+    """
+
+    noise: Callable[[Any, PRNGKeyArray, int], Array]
+    start: Callable[[Any], Act]
 
 
 @runtime_checkable

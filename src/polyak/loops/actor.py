@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray
 
 from polyak.core.policy_faults import CallsPython
-from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
+from polyak.core.types import Act, NumPyActor, Policy, PolicyStep, PyTree, TimeStep
 from polyak.loops.program_cache import cached_per_env, shape_of
-from polyak.policies.numpy_actor import Act, NumPyActor, numpy_actor
 
 Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 """`actor(t, time_step, carry)` returns the policy's action at step t = 0, 1, ..., drawn with the key `fold_in(key, t)`."""
@@ -35,7 +34,16 @@ def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> "
 
 def acts_in_numpy(policy: Policy, num_envs: int) -> bool:
     """Whether NumPy is the faster way for a policy in so many environments."""
-    return numpy_actor(policy, num_envs) is not None
+    return find_numpy_actor(policy, num_envs) is not None
+
+
+def find_numpy_actor(policy: Policy, num_envs: int) -> NumPyActor | None:
+    """See `numpy_actor`, which is imported when it is needed: policies in Python, and those of a file, act without Flax."""
+    if isinstance(policy, CallsPython):
+        return NumPyActor(type(policy).seed, type(policy).direct_call)
+    from polyak.policies.numpy_policies import numpy_actor
+
+    return numpy_actor(policy, num_envs)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Actors:
     @cached_property
     def _numpy_actor(self) -> NumPyActor:
         (policy,) = jax.tree.unflatten(*self.shape[:2])
-        actor = numpy_actor(policy, self.num_envs)
+        actor = find_numpy_actor(policy, self.num_envs)
         assert actor is not None, "as acts_in_numpy says"
         return actor
 

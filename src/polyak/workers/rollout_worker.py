@@ -24,10 +24,9 @@ import numpy.typing as npt
 from polyak.core.space_check import InvalidValue
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv, PyTree, TimeStep
-from polyak.loops.actor import Actor, act_with_keys
+from polyak.loops.actor import Actor, act_with_keys, find_numpy_actor
 from polyak.loops.episodes import InfoSums
 from polyak.loops.rollouts import collect_rollout
-from polyak.policies.numpy_actor import numpy_actor
 from polyak.workers.gradient_worker import GradientPrograms, GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 
@@ -281,10 +280,9 @@ class RolloutWorker:
 def make_worker_actor(acting: Acting, vectors: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]) -> Actor:
     """The actor of one rollout, from the policy's vectors and what its actions are drawn with."""
     policy = jax.tree.unflatten(jax.tree.structure(acting.policy), acting.packing.unpack(vectors))
-    if not acting.in_numpy:
+    actor = find_numpy_actor(policy, random.shape[1]) if acting.in_numpy else None
+    if actor is None:
         return act_with_keys(jax.device_put(policy), random, acting.key_impl)
-    actor = numpy_actor(policy, random.shape[1])
-    assert actor is not None, "as the learner says"
     act = actor.start(policy)
     return lambda t, time_step, carry: act(time_step, carry, random[t])
 

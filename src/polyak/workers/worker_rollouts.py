@@ -14,12 +14,11 @@ from jaxtyping import Array, UInt32
 
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, PyTree, SupportsLag, TimeStep
-from polyak.loops.actor import acts_in_numpy, step_keys
+from polyak.loops.actor import acts_in_numpy, find_numpy_actor, step_keys
 from polyak.loops.episodes import InfoSums
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline, Learned
-from polyak.policies.numpy_actor import numpy_actor
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_times import RolloutTimes
 from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
@@ -301,7 +300,7 @@ def _request_program(
         policy = agent.collect_policy(state.agent)
         key = iteration_keys(state.key, number, num_steps).act
         start = jnp.uint32(0)
-        actor = numpy_actor(policy, num_envs // num_workers)
+        actor = find_numpy_actor(policy, num_envs // num_workers)
         if actor is not None:
             noise = jax.vmap(lambda step_key: actor.noise(policy, step_key, num_envs))(step_keys(key, start, num_steps))
             return packing.pack(policy), noise

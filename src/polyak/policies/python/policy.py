@@ -14,7 +14,7 @@ from polyak.core.policy_faults import ExceptionRelay, PythonCalls
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import suggest_names
-from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.core.types import Act, PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, for_space
 from polyak.policies.predict import as_python, predict
 from polyak.policies.python.callback import ordered_call
@@ -182,7 +182,7 @@ class PythonPolicy:
     def _seed_shape(self, num_envs: int) -> tuple[int, ...]:
         return () if self.callee.batched else (num_envs,)
 
-    def direct_call(self) -> Callable[[TimeStep, PyTree, Any], PolicyStep]:
+    def direct_call(self) -> Act:
         """`step(time_step, carry, seed)` in NumPy, for host loops."""
         callee, takes_seed, call = self.callee, self.callee.takes_seed, self.callee.calls.call
         target = self.variables if self._declares else callee.target

@@ -1,39 +1,22 @@
 """Policies that act in NumPy, one step at a time: for a small network, a compiled call costs more than its arithmetic."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from polyak.core.policy_faults import CallsPython
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.core.types import Act, NumPyActor, PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions.exploration import uniform_over
 from polyak.ops.schedules import SCHEDULES, value_at
 from polyak.policies.exploration import EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
 from polyak.policies.numpy_network import Numbers, action_noise, numpy_mode, numpy_sampler, suits_numpy
-from polyak.policies.python.policy import PythonPolicy
-
-Act: TypeAlias = Callable[[TimeStep, PyTree, Any], PolicyStep]
-"""`act(time_step, carry, draw)` returns the policy's action, drawn with these random numbers."""
-
-
-class NumPyActor(NamedTuple):
-    """The `action` of policies of one structure in two parts: JAX draws for many steps at a time, NumPy acts.
-
-    Attributes:
-        noise: `noise(policy, key, num_envs)`, all random numbers of one step's actions, from the key that `action` would
-            receive and nothing else that changes; traced.
-        start: `start(policy)` is `act(time_step, carry, noise)`, equal to `action` up to rounding; the policy's arrays are
-            NumPy's.
-    """
-
-    noise: Callable[[Any, PRNGKeyArray, int], Array]
-    start: Callable[[Any], Act]
 
 
 def numpy_actor(policy: Any, num_envs: int) -> NumPyActor | None:
@@ -45,23 +28,27 @@ def numpy_actor(policy: Any, num_envs: int) -> NumPyActor | None:
     """
     # A derived class may act otherwise.
     kind = _KINDS.get(type(policy))
-    return None if kind is None else kind(policy, num_envs)
+    if kind is not None:
+        return kind(policy, num_envs)
+    return NumPyActor(type(policy).seed, type(policy).direct_call) if isinstance(policy, CallsPython) else None
 
 
 def _network(policy: NetworkPolicy, num_envs: int) -> NumPyActor | None:
-    if not suits_numpy(policy.network, policy.spec, num_envs, with_value=policy.return_info):
-        return None
-    return NumPyActor(lambda policy, key, num_envs: action_noise(policy.spec, key, num_envs), _start_network)
+    suits = suits_numpy(policy.network, policy.spec, num_envs, with_value=policy.return_info)
+    return NumPyActor(_draw_noise, _start_network) if suits else None
+
+
+def _draw_noise(policy: NetworkPolicy | GaussianNoise, key: PRNGKeyArray, num_envs: int) -> Array:
+    return action_noise(policy.spec, key, num_envs)
 
 
 def _start_network(policy: NetworkPolicy) -> Act:
     act = numpy_sampler(
         policy.variables, policy.normalizer, policy.network, policy.spec, squash=policy.squash, return_info=policy.return_info
     )
-    is_deterministic = policy.is_deterministic
 
     def step(time_step: TimeStep, carry: PyTree, noise: Any) -> PolicyStep:
-        action, info = act(time_step.obs, np.zeros_like(noise) if is_deterministic else noise)
+        action, info = act(time_step.obs, np.zeros_like(noise) if policy.is_deterministic else noise)
         return PolicyStep(action, carry, info)
 
     return step
@@ -89,9 +76,9 @@ def _discounted_return(policy: DiscountedReturn, num_envs: int) -> NumPyActor | 
 
 def _epsilon_greedy(policy: EpsilonGreedy, num_envs: int) -> NumPyActor | None:
     """For a number ε and the policy of a network with one Discrete action."""
-    if isinstance(policy.epsilon, SCHEDULES) or not _is_small_network(policy.policy, num_envs):
-        return None
-    return NumPyActor(_draw_exploration, _start_epsilon_greedy) if isinstance(policy.spec.action, Discrete) else None
+    is_plain = isinstance(policy.spec.action, Discrete) and not isinstance(policy.epsilon, SCHEDULES)
+    suits = is_plain and _is_small_network(policy.policy, num_envs)
+    return NumPyActor(_draw_exploration, _start_epsilon_greedy) if suits else None
 
 
 def _draw_exploration(policy: EpsilonGreedy, key: PRNGKeyArray, num_envs: int) -> Array:
@@ -146,9 +133,8 @@ def _random_warm_start(policy: RandomWarmStart, num_envs: int) -> NumPyActor | N
 
 def _gaussian_noise(policy: GaussianNoise, num_envs: int) -> NumPyActor | None:
     """For one Box of floats and the policy of a network; the noise is ε, which later settings and counts leave unchanged."""
-    if not _has_float_box(policy.spec) or not _is_small_network(policy.policy, num_envs):
-        return None
-    return NumPyActor(lambda policy, key, num_envs: action_noise(policy.spec, key, num_envs), _start_gaussian_noise)
+    suits = _has_float_box(policy.spec) and _is_small_network(policy.policy, num_envs)
+    return NumPyActor(_draw_noise, _start_gaussian_noise) if suits else None
 
 
 def _start_gaussian_noise(policy: Any) -> Act:
@@ -181,5 +167,4 @@ _KINDS: Mapping[type, Callable[[Any, int], NumPyActor | None]] = {
     EpsilonGreedy: _epsilon_greedy,
     RandomWarmStart: _random_warm_start,
     GaussianNoise: _gaussian_noise,
-    PythonPolicy: lambda policy, num_envs: NumPyActor(PythonPolicy.seed, PythonPolicy.direct_call),
 }

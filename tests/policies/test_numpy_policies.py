@@ -13,8 +13,8 @@ import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.export.write_policy import write_policy
 from polyak.ops.normalize import RunningStats
-from polyak.policies.numpy_actor import numpy_actor
 from polyak.policies.numpy_network import _stddev, max_batch_size
+from polyak.policies.numpy_policies import numpy_actor
 from tests.policies.test_network_policy import KEY, SPEC, VECTOR, act, modes, policy_for, time_step
 
 
@@ -73,7 +73,7 @@ def test_acting_on_normalized_observations_starts_no_back_end_of_jax(kind, tmp_p
     (tmp_path / "given").write_bytes(cloudpickle.dumps(given))
     program = (
         "import pickle, sys, jax._src.xla_bridge as bridge\n"
-        "from polyak.policies.numpy_actor import numpy_actor\n"
+        "from polyak.policies.numpy_policies import numpy_actor\n"
         "policy, now, noise = pickle.load(open(sys.argv[1], 'rb'))\n"
         "assert numpy_actor(policy, 4).start(policy)(now, (), noise).action.shape == (4,)\n"
         "assert not bridge.backends_are_initialized()\n"
