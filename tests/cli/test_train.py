@@ -1,11 +1,13 @@
 """What `polyak train` makes, and what it refuses to make."""
 
+import gc
 import json
 import os
 import re
 import stat
 import subprocess
 import sys
+import weakref
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import polyak
 from polyak.agents import AGENTS
 from polyak.cli import main
+from polyak.cli.train import without_garbage_collection
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import read_manifest, restore, steps
 from polyak.storage.run_directory import open_run
@@ -440,3 +443,29 @@ def test_main_takes_its_arguments_from_the_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["polyak", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("polyak ")
+
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.mark.parametrize("is_own_process", [True, False])
+def test_what_exists_is_exempt_in_a_process_of_the_commands_own_alone(is_own_process, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    with without_garbage_collection(is_own_process=is_own_process):
+        assert not gc.isenabled()
+    assert gc.isenabled() and frozen == [True] * is_own_process
+
+
+def test_a_collector_that_was_off_stays_off_and_other_garbage_is_collected_later():
+    gc.disable()
+    try:
+        with without_garbage_collection(is_own_process=False):
+            cycle = weakref.ref(Cycle())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert cycle() is None
