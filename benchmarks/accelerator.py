@@ -73,7 +73,7 @@ def ppo(task: str) -> tuple[Any, Any]:
 
     wide = task == "ppo-wide"
     env = polyak.envs.make("jax/Pendulum-v1" if wide else "jax/CartPole-v1", num_envs=64 if task == "ppo-64" else 2048)
-    network = polyak.mlp((1024, 1024)) if wide else None
+    network = polyak.MLP((1024, 1024)) if wide else None
     agent = polyak.PPO(
         env.spec, num_steps=32 if wide else 128, num_epochs=4, num_minibatches=4, learning_rate=1e-3, network=network
     )

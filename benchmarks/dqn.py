@@ -71,7 +71,7 @@ def polyak_worker(loop: str, setting: Setting, count: int, hidden: tuple[int, ..
     env = polyak.envs.make("jax/CartPole-v1" if loop == "compiled" else "CartPole-v1", num_envs=setting.num_envs)
     agent = polyak.DQN(
         env.spec,
-        network=polyak.q_mlp(hidden),
+        network=polyak.MLP(hidden),
         num_steps=setting.num_steps,
         updates_per_step=setting.updates / setting.rollout,
         batch_size=batch,

@@ -2,7 +2,7 @@
 
     python benchmarks/images.py [--quick] [--json PATH]
 
-8 environments x 128 steps of 84x84x4 uint8 images, `nature_cnn`, 4 epochs x 4 minibatches of 256: RL Zoo's settings for Atari.
+8 environments x 128 steps of 84x84x4 uint8 images, `NatureCNN`, 4 epochs x 4 minibatches of 256: RL Zoo's settings for Atari.
 The environment shows random images, the same in both libraries, and takes little time: an emulator costs both the same.
 polyak has two host devices where there are two cores, as `polyak train` takes for images; PyTorch has a thread for each core.
 

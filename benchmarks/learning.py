@@ -59,7 +59,7 @@ class Suite:
 
 def tf_agents(env_steps: int) -> dict[str, Any]:
     """The settings of TF-Agents' `examples/ppo/schulman17`, which produced its published results."""
-    network = polyak.mlp(squash_mean=True, log_std=math.log(0.35), value_activation="relu")
+    network = polyak.MLP(head=polyak.PolicyAndValue(squash_mean=True, log_std=math.log(0.35), value_activation="relu"))
     return {**PUBLISHED(env_steps), "network": network, "clip_obs": 5.0, "normalize_reward": "reward"}
 
 

@@ -65,7 +65,7 @@ def main() -> None:
     env = environment()
     agent = polyak.DQN(
         env.spec,
-        network=polyak.q_mlp((4,)),
+        network=polyak.MLP((4,)),
         batch_size=4,
         replay=polyak.UniformReplay(capacity),
         updates_per_step=0.125,

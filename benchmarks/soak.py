@@ -177,7 +177,7 @@ def in_thread(function: Callable[..., None], *arguments: Any, errors: list[Excep
 
 def make_agent() -> Any:
     spec = polyak.envs.make("CartPole-v1").spec
-    return polyak.PPO(spec, network=polyak.mlp(hidden=(128, 128)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=2)
+    return polyak.PPO(spec, network=polyak.MLP(hidden=(128, 128)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=2)
 
 
 def train(run: Path, should_stop: Callable[[], bool], first_report: threading.Event) -> Any:

@@ -467,7 +467,7 @@ MUTATIONS = (
         ("networks/test_recurrent.py::test_all_steps_at_once_are_one_step_after_the_other",),
     ),
     Mutation(
-        "networks/q_network.py",
+        "networks/feedforward.py",
         "[:, None] + q - jnp.mean(q, axis=1, keepdims=True)",
         "[:, None] + q - jnp.mean(q, axis=0, keepdims=True)",
         ("networks/test_q_network.py::test_the_mean_advantage_of_a_dueling_network_is_zero",),

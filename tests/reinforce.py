@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from polyak import mlp
+from polyak import MLP, PolicyAndValue
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import Network, Scalar, Variables
@@ -43,7 +43,7 @@ class Reinforce:
 
     def __post_init__(self):
         check_settings(self)
-        object.__setattr__(self, "network", self.network or mlp((5,), "relu"))
+        object.__setattr__(self, "network", self.network or MLP((5,), activation="relu", head=PolicyAndValue()))
 
     def init(self, key):
         return ReinforceState(self.network.init(key, self.spec), jnp.zeros(()), jnp.zeros((), jnp.uint32))

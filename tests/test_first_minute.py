@@ -106,9 +106,9 @@ def test_a_seed_where_a_key_is_taken():
             call()
 
 
-@pytest.mark.parametrize("make", [polyak.mlp, polyak.nature_cnn, polyak.q_mlp, polyak.q_nature_cnn, polyak.iqn_mlp])
+@pytest.mark.parametrize("make", [polyak.MLP, polyak.NatureCNN, polyak.LSTM])
 def test_a_network_with_the_names_of_stable_baselines3(make):
-    with pytest.raises(TypeError, match=rf"{make.__name__}: unknown argument 'net_arch' .* use hidden of the network"):
+    with pytest.raises(TypeError, match=rf"{make.__name__}: unknown field 'net_arch' .* use hidden of the network"):
         make(net_arch=[64])
 
 
@@ -166,7 +166,7 @@ def test_a_key_may_be_raw_numbers():
         ("target_update_interval", "target_period"),
         ("exploration_fraction", "epsilon="),
         ("n_steps", "n_step of"),
-        ("policy_kwargs", r"network=polyak\.q_mlp\("),
+        ("policy_kwargs", r"network=polyak\.MLP\("),
     ],
 )
 def test_settings_of_dqn_in_stable_baselines3(name, instead):
@@ -177,7 +177,7 @@ def test_settings_of_dqn_in_stable_baselines3(name, instead):
 @pytest.mark.parametrize(
     ("agent", "name", "instead"),
     [
-        ("IQN", "policy_kwargs", r"network=polyak\.iqn_mlp\("),
+        ("IQN", "policy_kwargs", r"network=polyak\.MLP\("),
         ("SAC", "policy_kwargs", r"actor=polyak\.Actor\(.*critics=polyak\.Critics\("),
         ("SAC", "ent_coef", "alpha of the agent"),
         ("TD3", "action_noise", "exploration_noise of"),
@@ -194,7 +194,7 @@ def test_settings_of_other_agents_in_stable_baselines3(agent, name, instead):
     ("agent", "name", "says"),
     [
         ("PPO", "importance_ratio_clipping", "of TF-Agents; use clip_range of the agent"),
-        ("PPO", "actor_net", r"of TF-Agents; use network=polyak\.mlp\("),
+        ("PPO", "actor_net", r"of TF-Agents; use network=polyak\.MLP\("),
         ("DQN", "target_update_tau", "of TF-Agents; use tau of the agent"),
         ("C51", "min_q_value", "of TF-Agents; use v_min of the agent"),
         ("SAC", "critic_network", r"of TF-Agents; use critics=polyak\.Critics\("),

@@ -56,7 +56,7 @@ def config_for(agent, **changes):
 def trained(directory, network=None):
     """A tiny training written into a run directory; returns its greedy policy."""
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
-    network = polyak.mlp((4,)) if network is None else network
+    network = polyak.MLP((4,), head=polyak.PolicyAndValue()) if network is None else network
     agent = polyak.PPO(spec=env.spec, network=network, num_steps=8, num_epochs=1, num_minibatches=1)
     with create(directory, config_for(agent).to_json()) as run:
         result = polyak.train.run(agent, env, env_steps=16, key=run_key(0))
@@ -105,7 +105,7 @@ def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
     with create(tmp_path / "mine", {"note": "made by a program"}) as run:
         shutil.copytree(tmp_path / "one/checkpoints", run.checkpoints, dirs_exist_ok=True)
     assert polyak.load_policy(tmp_path / "mine", agent=agent).predict(OBS)[0] == policy.predict(OBS)[0]
-    with pytest.raises(ConfigError, match="has format None, this version reads 2; it is not from polyak train"):
+    with pytest.raises(ConfigError, match="has format None, this version reads 3; it is not from polyak train"):
         polyak.load_policy(tmp_path / "mine")
 
 
@@ -113,7 +113,7 @@ def test_an_agent_whose_policy_would_act_otherwise_is_rejected(run_and_policy):
     directory, policy = run_and_policy
     agent = read_config(open_run(directory)).agent
     other = dataclasses.replace(agent, network=dataclasses.replace(agent.network, activation="elu"))
-    with pytest.raises(ValueError, match=r'must have the settings of .*, got network\.activation="elu" \(the run has "'):
+    with pytest.raises(ValueError, match=r'must have the settings of .*, got network\.activation="elu" \(the run has null'):
         polyak.load_policy(directory, agent=other)
     spec = dataclasses.replace(agent.spec, action=dataclasses.replace(agent.spec.action, start=3))
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_load_policy_rejects_an_agent_argument_that_is_not_an_agent(run_and_poli
 def test_checkpoint_of_another_network_is_rejected_by_leaf(run_and_policy):
     directory, _ = run_and_policy
     agent = read_config(open_run(directory)).agent
-    other = dataclasses.replace(agent, network=polyak.mlp((5,)))
+    other = dataclasses.replace(agent, network=polyak.MLP((5,)))
     with pytest.raises(CheckpointError, match="does not match the requested tree") as error:
         polyak.load_policy(directory, agent=other)
     assert "float32[4,4]" in str(error.value).replace(" ", "")
@@ -149,7 +149,7 @@ def test_a_config_comes_back_as_it_was(run_and_policy):
     directory, _ = run_and_policy
     config = read_config(open_run(directory))
     assert config == config_for(config.agent)
-    assert config.agent.network == polyak.mlp((4,))
+    assert config.agent.network == polyak.MLP((4,), head=polyak.PolicyAndValue())
 
 
 @pytest.mark.parametrize(
@@ -228,8 +228,8 @@ def test_newer_format_is_rejected(run_and_policy, tmp_path):
     directory, _ = run_and_policy
     config = open_run(directory).read_config()
     with (
-        create(tmp_path / "run", {**config, "format": 3}) as run,
-        pytest.raises(ConfigError, match="has format 3, this version reads 2; upgrade polyak"),
+        create(tmp_path / "run", {**config, "format": 4}) as run,
+        pytest.raises(ConfigError, match="has format 4, this version reads 3; upgrade polyak"),
     ):
         read_config(run)
 

@@ -37,7 +37,9 @@ def test_a_registered_agent_trains_resumes_to_the_bit_evaluates_and_exports(env,
     assert "reinforce" in capsys.readouterr().out
     config = config_of("whole")
     assert config.algorithm == "reinforce" and isinstance(config.agent, Reinforce)
-    assert config.agent.step_size == 0.1 and config.agent.network == polyak.mlp((5,), "relu")
+    assert config.agent.step_size == 0.1 and config.agent.network == polyak.MLP(
+        (5,), activation="relu", head=polyak.PolicyAndValue()
+    )
     assert "train/loss" in Path("whole/metrics.jsonl").read_text()
 
     assert polyak_command(f"train reinforce {env} --run-dir parts --env-steps 128 {TRAIN}") == 0
@@ -60,7 +62,7 @@ def test_flags_are_the_agents_fields_and_network_flags_change_its_default(capsys
     assert "--step-size" in text and "step size of gradient ascent" in text and "--clip-range" not in text
     words = "--run-dir run --env-steps 32 --eval-episodes 0 --num-envs 2 --activation tanh"
     assert polyak_command(f"train reinforce CartPole-v1 {words}") == 0
-    assert config_of("run").agent.network == polyak.mlp((5,), "tanh")
+    assert config_of("run").agent.network == polyak.MLP((5,), activation="tanh", head=polyak.PolicyAndValue())
 
 
 def test_a_registered_agent_is_listed(capsys):

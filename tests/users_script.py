@@ -26,7 +26,7 @@ assert_type(envs.make(make_env()), polyak.HostEnv)
 named_env = envs.make("CartPole-v1")
 assert_type(named_env, polyak.Env | polyak.HostEnv)
 
-agent = polyak.PPO(jax_env.spec, num_steps=32, learning_rate=polyak.Linear(3e-4), network=polyak.mlp((32,)))
+agent = polyak.PPO(jax_env.spec, num_steps=32, learning_rate=polyak.Linear(3e-4), network=polyak.MLP((32,)))
 compiled = loops.compiled(agent, jax_env, env_steps=1000, key=jax.random.key(0))
 assert_type(compiled, TrainResult[OnPolicyState])
 assert_type(compiled.state, OnPolicyState)

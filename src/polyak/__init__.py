@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from polyak.load import load_policy
     from polyak.loops.evaluate import evaluate
     from polyak.networks.actor import Actor
-    from polyak.networks.actor_critic import mlp, nature_cnn
     from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
     from polyak.networks.critics import Critics
-    from polyak.networks.q_network import q_mlp, q_nature_cnn
-    from polyak.networks.quantile_network import iqn_mlp, iqn_nature_cnn
-    from polyak.networks.recurrent import gru, lstm
-    from polyak.networks.recurrent_q import q_gru, q_lstm
+    from polyak.networks.feedforward import MLP, NatureCNN
+    from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
+    from polyak.networks.recurrent import GRU, LSTM
     from polyak.ops.schedules import Linear
     from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
     from polyak.policies.python.policy import PythonPolicy
@@ -46,8 +44,11 @@ __all__ = [
     "C51",
     "DDPG",
     "DQN",
+    "GRU",
     "IMPALA",
     "IQN",
+    "LSTM",
+    "MLP",
     "PPO",
     "PPOKL",
     "PQN",
@@ -67,12 +68,16 @@ __all__ = [
     "Follow",
     "HostEnv",
     "Linear",
+    "NatureCNN",
     "NetworkCopies",
     "Policy",
+    "PolicyAndValue",
     "PolicyStep",
     "PrioritizedReplay",
     "Progress",
     "PythonPolicy",
+    "QValues",
+    "Quantiles",
     "Rollout",
     "SequenceReplay",
     "TimeStep",
@@ -81,23 +86,13 @@ __all__ = [
     "apply_updates",
     "envs",
     "evaluate",
-    "gru",
     "importers",
     "incremental_update",
-    "iqn_mlp",
-    "iqn_nature_cnn",
     "load_policy",
     "loops",
-    "lstm",
-    "mlp",
-    "nature_cnn",
     "periodic_update",
     "policies",
     "presets",
-    "q_gru",
-    "q_lstm",
-    "q_mlp",
-    "q_nature_cnn",
     "replay",
     "resume",
     "schedules",
@@ -129,13 +124,11 @@ _MODULES = {
     "load": ("load_policy",),
     "loops.evaluate": ("evaluate",),
     "networks.actor": ("Actor",),
-    "networks.actor_critic": ("mlp", "nature_cnn"),
     "networks.adapters": ("Equinox", "FlaxLinen", "FlaxNNX"),
     "networks.critics": ("Critics",),
-    "networks.q_network": ("q_mlp", "q_nature_cnn"),
-    "networks.quantile_network": ("iqn_mlp", "iqn_nature_cnn"),
-    "networks.recurrent": ("gru", "lstm"),
-    "networks.recurrent_q": ("q_gru", "q_lstm"),
+    "networks.feedforward": ("MLP", "NatureCNN"),
+    "networks.heads": ("PolicyAndValue", "QValues", "Quantiles"),
+    "networks.recurrent": ("GRU", "LSTM"),
     "ops.schedules": ("Linear",),
     "ops.updates": ("apply_updates", "incremental_update", "periodic_update", "soft_update"),
     "policies.python.policy": ("PythonPolicy",),

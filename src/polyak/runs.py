@@ -17,12 +17,10 @@ from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import ActorCritic
 from polyak.networks.critics import Critics
-from polyak.networks.q_network import QNetwork
-from polyak.networks.quantile_network import IQNetwork
-from polyak.networks.recurrent import RecurrentActorCritic
-from polyak.networks.recurrent_q import RecurrentQNetwork
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
+from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops import schedules
 from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
 from polyak.storage.checkpoint import restore
@@ -30,7 +28,7 @@ from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
 
-FORMAT = 2
+FORMAT = 3
 
 MAX_SEED = 2**32 - 1
 """Maximum seed of a run."""
@@ -200,7 +198,7 @@ class RunConfig:
 
 def config_classes() -> dict[str, type]:
     """The classes that a `config.json` may name, including every agent in `AGENTS`."""
-    networks = (Actor, ActorCritic, Critics, IQNetwork, QNetwork, RecurrentActorCritic, RecurrentQNetwork)
+    networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles)
     replays = (PrioritizedReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, AGENTS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}

@@ -593,12 +593,13 @@ def test_actions_must_be_unit_boxes(name, action, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"actor": polyak.lstm()}, "actor must not be recurrent"),
-        ({"actor": polyak.q_mlp()}, "actor must return .* got action values"),
-        ({"actor": polyak.Critics()}, "actor must return .* got action values"),
-        ({"critics": polyak.mlp()}, r"critics must return \(q, None\) .* got "),
+        ({"actor": polyak.LSTM(head=polyak.PolicyAndValue())}, "actor must not be recurrent"),
+        ({"actor": polyak.MLP(head=polyak.QValues())}, "actor must return .* got MLP"),
+        ({"actor": polyak.MLP()}, "actor must return .* got MLP"),
+        ({"actor": polyak.Critics()}, "actor must return .* got Critics"),
+        ({"critics": polyak.MLP(head=polyak.PolicyAndValue())}, r"critics must return \(q, None\) .* got "),
         ({"critics": polyak.Actor()}, r"critics must return \(q, None\) .* got Actor"),
-        ({"critics": polyak.q_mlp()}, r"critics must return \(q, None\) .* got "),
+        ({"critics": polyak.MLP()}, r"critics must return \(q, None\) .* got "),
         ({"actor": "mlp"}, "actor must have init and apply"),
         ({"critics": "mlp"}, "critics must have init and apply"),
         ({"actor": polyak.Actor(squash_mean=True)}, "squash_mean must be False"),

@@ -13,7 +13,7 @@ import polyak
 from polyak import train
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Rollout, TimeStep
-from polyak.networks.quantile_network import iqn_mlp
+from polyak.networks.feedforward import MLP
 from polyak.ops.distributions.combinations import Combinations, combine_mask, ravel_action, unravel_action
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 
@@ -24,11 +24,11 @@ MULTI = EnvSpec(OBS, MultiDiscrete(NVEC), has_action_mask=True)
 FLAT = EnvSpec(OBS, Discrete(len(COMBINATIONS)), has_action_mask=True)
 SMALL = {"replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.25}
 AGENTS = {
-    "dqn": lambda spec: polyak.DQN(spec, network=polyak.q_mlp((8,)), **SMALL),
-    "c51": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,)), num_atoms=5, **SMALL),
-    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.q_mlp((8,)), num_quantiles=5, **SMALL),
-    "iqn": lambda spec: polyak.IQN(spec, network=iqn_mlp((8, 8)), num_tau=4, num_target_tau=4, num_policy_tau=4, **SMALL),
-    "pqn": lambda spec: polyak.PQN(spec, network=polyak.q_mlp((8,)), num_steps=4, num_minibatches=1, num_epochs=1),
+    "dqn": lambda spec: polyak.DQN(spec, network=polyak.MLP((8,)), **SMALL),
+    "c51": lambda spec: polyak.C51(spec, network=polyak.MLP((8,)), num_atoms=5, **SMALL),
+    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.MLP((8,)), num_quantiles=5, **SMALL),
+    "iqn": lambda spec: polyak.IQN(spec, network=MLP((8, 8)), num_tau=4, num_target_tau=4, num_policy_tau=4, **SMALL),
+    "pqn": lambda spec: polyak.PQN(spec, network=polyak.MLP((8,)), num_steps=4, num_minibatches=1, num_epochs=1),
 }
 
 
@@ -151,7 +151,7 @@ class Locks(gymnasium.Env):
 @pytest.mark.slow
 def test_dqn_learns_a_combination_and_never_takes_a_forbidden_one(tmp_path):
     settings = {
-        "network": polyak.q_mlp((16,)),
+        "network": polyak.MLP((16,)),
         "learning_starts": 32,
         "learning_rate": 1e-2,
         "target_period": 10,

@@ -14,12 +14,12 @@ from polyak import loops
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
 from polyak.core.types import Rollout, TimeStep
-from polyak.networks.q_network import q_mlp
+from polyak.networks.feedforward import MLP
 from polyak.ops.losses import huber
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
-SMALL = {"network": q_mlp((8,)), "replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4}
+SMALL = {"network": MLP((8,)), "replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4}
 
 
 def make(**settings):
@@ -191,8 +191,8 @@ class ListOfTwo(linen.Module):
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (polyak.mlp(), r"must return action values, such as polyak\.q_mlp\(\)"),
-        (polyak.lstm(), r"must return action values, such as polyak\.q_mlp\(\)"),
+        (polyak.MLP(head=polyak.PolicyAndValue()), r"DQN: network must have the head QValues, got PolicyAndValue\(\)"),
+        (polyak.LSTM(head=polyak.PolicyAndValue()), r"DQN: network must have the head QValues, got PolicyAndValue\(\)"),
         (
             polyak.FlaxLinen(linen.Dense(5)),
             r"must return a tuple \(q, value\), q \[B, \d\] and its maximum as value \[B\]; got for B = 97 float32\[97,5\]$",
@@ -245,7 +245,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop):
 
 @pytest.mark.slow
 def test_host_and_compiled_loop_and_two_devices_learn():
-    settings = {"network": q_mlp((16,)), "num_steps": 4, "learning_starts": 64, "replay": polyak.UniformReplay(4096)}
+    settings = {"network": MLP((16,)), "num_steps": 4, "learning_starts": 64, "replay": polyak.UniformReplay(4096)}
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     agent = DQN(env.spec, **settings)
     compiled = loops.compiled(agent, env, env_steps=512, key=KEY)

@@ -10,14 +10,14 @@ import pytest
 import polyak
 from polyak import loops, train
 from polyak.agents.dqn import DQN
-from polyak.networks.q_network import q_mlp
+from polyak.networks.feedforward import MLP
 from polyak.replay import PrioritizedReplay
 from polyak.storage.checkpoint import restore, save
 from tests.agents.test_dqn import make, random_rollout, updated
 
 KEY = jax.random.key(0)
 SMALL = {
-    "network": q_mlp((8,)),
+    "network": MLP((8,)),
     "num_steps": 2,
     "learning_starts": 32,
     "replay": PrioritizedReplay(128),

@@ -13,8 +13,9 @@ from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.envs.autoreset import AutoReset
-from polyak.networks.q_network import q_mlp
-from polyak.networks.recurrent_q import q_gru, q_lstm
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import QValues
+from polyak.networks.recurrent import GRU, LSTM
 from polyak.replay import SequenceReplay
 from polyak.storage.checkpoint import restore, save
 
@@ -46,7 +47,7 @@ class Recall:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [q_lstm(8, ()), q_gru(8, (4,), dueling=True)])
+@pytest.mark.parametrize("network", [LSTM(8, hidden=(), head=QValues()), GRU(8, hidden=(4,), head=QValues(dueling=True))])
 def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     env = AutoReset(Recall(), 3)
     agent = DQN(env.spec, network=network, **{**SMALL, "replay": SequenceReplay(256, 8)})
@@ -76,7 +77,7 @@ def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
 @pytest.mark.slow
 def test_no_gradient_flows_into_the_burn_in():
     env = AutoReset(Recall(), 2)
-    agent = DQN(env.spec, network=q_lstm(8, ()), **SMALL)
+    agent = DQN(env.spec, network=LSTM(8, hidden=()), **SMALL)
     state = agent.init(KEY)
     state = agent.add(state, train.collect(agent.collect_policy(state), env, 32, key=KEY))
     batch = agent.replay.sample(state.replay, KEY, 4, num_envs=2, gamma=0.9)
@@ -94,7 +95,7 @@ def test_no_gradient_flows_into_the_burn_in():
 def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
     name = "CartPole-v1" if loop == "host" else "jax/CartPole-v1"
     env, again = (polyak.envs.make(name, num_envs=4) for _ in range(2))
-    agent = DQN(env.spec, network=q_gru(8, (8,)), **SMALL)
+    agent = DQN(env.spec, network=GRU(8, hidden=(8,)), **SMALL)
     options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
     run = getattr(train, loop)
     whole = run(agent, env, env_steps=256, **options)
@@ -115,7 +116,7 @@ def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
 @pytest.mark.parametrize("loop", ["compiled", "host", "seeds"])
 def test_no_copy_of_the_replay_in_the_compiled_update(loop):
     env = AutoReset(Recall(), 4)
-    agent = DQN(env.spec, network=q_gru(8, ()), **{**SMALL, "replay": SequenceReplay(65_536, 8, burn_in=2)})
+    agent = DQN(env.spec, network=GRU(8, hidden=()), **{**SMALL, "replay": SequenceReplay(65_536, 8, burn_in=2)})
     state = agent.init(KEY)
     rollout = train.collect(agent.collect_policy(state), env, 4, key=KEY)
 
@@ -142,8 +143,8 @@ def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
         "target_period": 50,
     }
     settings |= {"learning_rate": 2e-3}
-    recurrent = DQN(env.spec, network=q_gru(16, (16,)), replay=SequenceReplay(8_000, 10), batch_size=32, **settings)
-    plain = DQN(env.spec, network=q_mlp((32,)), replay=polyak.UniformReplay(8_000), batch_size=64, **settings)
+    recurrent = DQN(env.spec, network=GRU(16, hidden=(16,)), replay=SequenceReplay(8_000, 10), batch_size=32, **settings)
+    plain = DQN(env.spec, network=MLP((32,)), replay=polyak.UniformReplay(8_000), batch_size=64, **settings)
     returns = {}
     for name, agent in (("recurrent", recurrent), ("plain", plain)):
         result = loops.compiled(agent, env, env_steps=16_000, key=KEY)
@@ -154,9 +155,9 @@ def test_only_the_recurrent_network_solves_a_task_that_needs_memory():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"network": q_lstm(8)}, "replay must be a SequenceReplay with a recurrent network"),
+        ({"network": LSTM(8)}, "replay must be a SequenceReplay with a recurrent network"),
         ({"replay": SequenceReplay(256)}, "and only with one"),
-        ({"network": q_lstm(8), "replay": polyak.PrioritizedReplay(256)}, "replay must be a SequenceReplay"),
+        ({"network": LSTM(8), "replay": polyak.PrioritizedReplay(256)}, "replay must be a SequenceReplay"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -167,7 +168,7 @@ def test_settings_are_checked(settings, message):
 
 
 def test_the_replay_must_have_room_for_sequences():
-    agent = DQN(Recall().spec, network=q_lstm(8), **SMALL)
+    agent = DQN(Recall().spec, network=LSTM(8), **SMALL)
     with pytest.raises(ValueError, match=r"capacity=256 must be at least .* for num_envs=32"):
         agent.check(32)
     with pytest.raises(ValueError, match=r"capacity=258 must be divisible by num_steps \* devices = 4 \* 1"):

@@ -209,7 +209,7 @@ def test_reward_scale_is_a_factor_of_the_rewards_of_action_values(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize_reward", ["reward", "return"])
 def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
-    network = polyak.q_gru(4, (4,))
+    network = polyak.GRU(4, hidden=(4,), head=polyak.QValues())
     settings = {"network": network, "num_steps": 4, "learning_starts": 0, "replay": polyak.SequenceReplay(64, 4)}
     settings |= {"batch_size": 4, "updates_per_step": 0.125}
     agent = polyak.DQN(test_value_family.SPEC, **settings, normalize_obs=True, normalize_reward=normalize_reward)
@@ -233,7 +233,8 @@ def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
 @pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 def test_normalised_action_values_train_in_both_loops(loop):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
-    agent = polyak.C51(env.spec, **{**test_value_family.SMALL, "network": polyak.q_mlp((8,), noisy=True), "epsilon": 0.0},
+    network = polyak.MLP((8,), head=polyak.QValues(noisy=True))
+    agent = polyak.C51(env.spec, **{**test_value_family.SMALL, "network": network, "epsilon": 0.0},
                        normalize_obs=True, normalize_reward="return")  # fmt: skip
     result = loop(agent, env, env_steps=128, key=KEY)
     counts = [int(stats.count) for stats in (result.state.normalizers.obs.stats, result.state.normalizers.reward.stats)]

@@ -19,8 +19,9 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.envs.autoreset import AutoReset
 from polyak.loops.compiled_loop import iteration, start
 from polyak.loops.loop import mesh_over, update_on
-from polyak.networks.actor_critic import mlp
-from polyak.networks.recurrent import gru
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU
 from tests.agents.oracle import advantages, forward, log_prob_and_entropy
 from tests.agents.rollouts import fresh, on_device, random_variables, rollout, same_bits
 from tests.ops.test_returns import slow_vtrace
@@ -43,7 +44,7 @@ behave = jax.jit(lambda agent, state, steps, carry: _params(agent, state, steps,
 
 
 def small(cls, spec=SPEC, **settings):
-    defaults = {"network": mlp((4,)), "num_steps": 6, "gamma": 0.9, "gae_lambda": 0.8, "learning_rate": 1e-2}
+    defaults = {"network": MLP((4,)), "num_steps": 6, "gamma": 0.9, "gae_lambda": 0.8, "learning_rate": 1e-2}
     return cls(spec, **defaults | settings)
 
 
@@ -145,7 +146,9 @@ def test_an_update_is_one_step_of_rmsprop_with_epsilon_inside_the_root(cls):
 
 @every_agent
 @pytest.mark.parametrize("spec", [SPEC, MASKED], ids=["all actions", "masked"])
-@pytest.mark.parametrize("network", [mlp((4,)), gru(3, (3,))], ids=["feedforward", "recurrent"])
+@pytest.mark.parametrize(
+    "network", [MLP((4,), head=PolicyAndValue()), GRU(3, hidden=(3,), head=PolicyAndValue())], ids=["feedforward", "recurrent"]
+)
 def test_masked_samples_change_no_bit(cls, spec, network):
     agent = small(cls, spec, network=network, normalize_obs=True, normalize_reward="return")
     state = fresh(agent)
@@ -190,7 +193,7 @@ def test_nan_in_a_valid_sample_skips_the_step_and_is_reported(cls, name):
 @pytest.mark.slow
 def test_impala_on_policy_is_a2c_with_n_step_returns():
     """Also through its recurrent state, a mask and normalised rewards; the ratios are 1 up to rounding."""
-    both = [small(cls, MASKED, network=gru(3, (3,)), gae_lambda=1.0, normalize_reward="return") for cls in (A2C, IMPALA)]
+    both = [small(cls, MASKED, network=GRU(3, hidden=(3,)), gae_lambda=1.0, normalize_reward="return") for cls in (A2C, IMPALA)]
     state = fresh(both[0])
     data = with_masks(rollout(MASKED, 4, **SIZES, carry=on_device(both[1].collect_policy(state).initial_state(4))))
     (a, of_a), (b, of_b) = (gradients(agent, state, on_device(with_info(agent, state, data))) for agent in both)
@@ -202,7 +205,7 @@ def test_impala_on_policy_is_a2c_with_n_step_returns():
 
 @pytest.mark.slow
 def test_a2c_is_ppo_with_one_step():
-    ppo = PPO(SPEC, network=mlp((4,)), num_steps=6, gamma=0.9, gae_lambda=0.8, learning_rate=1e-2, num_epochs=1,
+    ppo = PPO(SPEC, network=MLP((4,)), num_steps=6, gamma=0.9, gae_lambda=0.8, learning_rate=1e-2, num_epochs=1,
               num_minibatches=1, normalize_advantage="batch", normalize_obs=True, normalize_reward="reward")  # fmt: skip
     agent = small(A2C, optimizer_name="adam", normalize_advantage=True, normalize_obs=True, normalize_reward="reward")
     data = on_device(rollout(SPEC, 0, **SIZES))
@@ -296,7 +299,7 @@ def trained(request):
     """Trains in all probes as one program; returns `(value, policy)` by the probe's name."""
     agent = request.param(
         probe(1).spec,
-        network=mlp((32,)),
+        network=MLP((32,)),
         num_steps=8,
         learning_rate=polyak.Linear(2e-2, 1e-3, 400_000),
         gamma=GAMMA,
@@ -356,7 +359,7 @@ def test_truncation_does_not_lower_the_value_and_termination_does(trained):
 @every_agent
 def test_both_loops_train_a_recurrent_network(cls):
     agent = polyak.envs.make("jax/CartPole-v1", num_envs=2).spec
-    agent = small(cls, agent, network=gru(4, (4,)))
+    agent = small(cls, agent, network=GRU(4, hidden=(4,)))
     for loop, env in (("compiled", "jax/CartPole-v1"), ("host", "CartPole-v1")):
         result = train.run(agent, env, num_envs=2, env_steps=64, seed=0, loop=loop, progress=False)
         assert int(result.state.updates) >= 5 and int(result.state.guard.skipped) == 0

@@ -12,7 +12,7 @@ import pytest
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -35,7 +35,7 @@ class Narrow:
 
 
 def make(**settings):
-    defaults = {"network": mlp((4,)), "num_steps": 8, "num_epochs": 2, "num_minibatches": 2}
+    defaults = {"network": MLP((4,)), "num_steps": 8, "num_epochs": 2, "num_minibatches": 2}
     return ppo(SPEC, **(defaults | settings))
 
 

@@ -9,14 +9,14 @@ import pytest
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.loops.loop import mesh_over, update_on
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(3), np.ones(3)), Discrete(3))
 NUM_ENVS = 8
 AGENT = PPO(
     SPEC,
-    network=mlp((4,)),
+    network=MLP((4,)),
     num_steps=8,
     num_epochs=2,
     num_minibatches=4,

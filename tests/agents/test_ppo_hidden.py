@@ -12,9 +12,9 @@ from polyak.agents.ppo import PPO
 from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.learning.batch import sample_weights
-from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
-from polyak.networks.recurrent import gru
+from polyak.networks.feedforward import MLP
+from polyak.networks.recurrent import GRU
 from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits
 
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
@@ -27,13 +27,13 @@ init = jax.jit(lambda agent, key: agent.init(key))
 
 
 def small(spec=SPEC, **settings):
-    return ppo(spec, **{"network": mlp((4,)), "num_steps": 6, "num_epochs": 2, "num_minibatches": 2, **settings})
+    return ppo(spec, **{"network": MLP((4,)), "num_steps": 6, "num_epochs": 2, "num_minibatches": 2, **settings})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("junk", [1e9, np.nan])
 def test_environment_with_zero_weight_changes_no_bit_of_a_recurrent_update(junk):
-    agent = small(network=gru(4, (4,)))
+    agent = small(network=GRU(4, hidden=(4,)))
     state = fresh(agent)
     data = rollout(SPEC, 0, **SIZES, carry=agent.collect_policy(state).initial_state(4))
     data.time_steps.obs[:, 1] = 0.5
@@ -45,7 +45,7 @@ def test_environment_with_zero_weight_changes_no_bit_of_a_recurrent_update(junk)
 
 @pytest.mark.parametrize("preset", [PPO.tf_agents, PPOKL.tf_agents])
 def test_constant_reward_is_not_rescaled(preset):
-    agent = preset(SPEC, network=mlp((4,)), num_steps=6, num_epochs=1)
+    agent = preset(SPEC, network=MLP((4,)), num_steps=6, num_epochs=1)
     state, losses = init(agent, KEY), []
     data = rollout(SPEC, 0, **SIZES, carry=())
     data.time_steps.reward[:] = 1

@@ -19,8 +19,9 @@ from polyak.envs.classic import CartPole
 from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import mesh_over, run_env_key, update_on
-from polyak.networks.actor_critic import mlp
-from polyak.networks.recurrent import gru, lstm
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops.distributions import for_space
 from tests.agents.oracle import advantages
 from tests.agents.rollouts import fresh, on_device, ppo, rollout, same_bits
@@ -31,7 +32,10 @@ NUM_STEPS, NUM_ENVS = 8, 4
 KEY = jax.random.key(5)
 OBS = Box(-np.ones(3, np.float32), np.ones(3, np.float32))
 SPEC = EnvSpec(OBS, Discrete(3))
-NETWORKS = {"lstm": lstm(3, (3,)), "gru": gru(3, (2,), shared_torso=True)}
+NETWORKS = {
+    "lstm": LSTM(3, hidden=(3,), head=PolicyAndValue()),
+    "gru": GRU(3, hidden=(2,), head=PolicyAndValue(shared_torso=True)),
+}
 EACH_NETWORK = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
 
 update = jax.jit(lambda agent, state, data: agent.update(state, data, KEY))
@@ -157,7 +161,7 @@ def test_num_minibatches_that_does_not_divide_num_envs_is_rejected():
     with pytest.raises(ValueError, match="num_minibatches=8 must divide num_envs=4"):
         agent = make(NETWORKS["gru"], num_minibatches=8)
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), noise(agent), KEY)
-    make(mlp((4,)), num_minibatches=8).check(6)
+    make(MLP((4,), head=PolicyAndValue()), num_minibatches=8).check(6)
 
 
 @pytest.mark.slow
@@ -178,7 +182,7 @@ def test_the_compiled_and_the_host_loop_give_the_same_bits():
     env = AutoReset(CartPole(max_episode_steps=12), NUM_ENVS)
     agent = PPO(
         env.spec,
-        network=gru(4, (4,)),
+        network=GRU(4, hidden=(4,)),
         num_steps=NUM_STEPS,
         num_epochs=2,
         num_minibatches=2,
@@ -246,14 +250,18 @@ def mean_return(network):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [lstm(16, (16,)), gru(16, (16,), shared_torso=True)], ids=["lstm", "gru"])
+@pytest.mark.parametrize(
+    "network",
+    [LSTM(16, hidden=(16,), head=PolicyAndValue()), GRU(16, hidden=(16,), head=PolicyAndValue(shared_torso=True))],
+    ids=["lstm", "gru"],
+)
 def test_recurrent_network_learns_a_task_that_needs_memory(network):
     assert mean_return(network) > 0.9
 
 
 @pytest.mark.slow
 def test_feedforward_network_does_not_learn_a_task_that_needs_memory():
-    assert abs(mean_return(mlp((16, 16)))) < 0.2
+    assert abs(mean_return(MLP((16, 16), head=PolicyAndValue()))) < 0.2
 
 
 class OneScale:

@@ -22,7 +22,9 @@ from polyak.envs.classic import CartPole
 from polyak.learning.batch import sample_weights
 from polyak.loops.compiled_loop import iteration, start
 from polyak.loops.loop import update_on
-from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.layers import DenseSettings
 from polyak.ops import gradient_step
 from polyak.ops.distributions import for_space
 from tests.agents.oracle import advantages
@@ -50,7 +52,7 @@ batch_of = jax.jit(lambda agent, state, data: agent._make_batch(state, data, sam
 def make(spec=SPEC, **settings):
     """One step along the gradient, from what another policy collected."""
     defaults = {
-        "network": mlp((4, 3)),
+        "network": MLP((4, 3)),
         "num_steps": NUM_STEPS,
         "num_epochs": 1,
         "num_minibatches": 1,
@@ -234,13 +236,13 @@ class TestInPartsAndOnDevices:
 
     @pytest.mark.parametrize(("microbatch_size", "rows"), [(8, {8}), (16, {16, 8}), (None, {32, 8})])
     def test_network_receives_one_microbatch_at_a_time(self, microbatch_size, rows, monkeypatch):
-        seen, apply = set(), ActorCritic.apply
+        seen, apply = set(), MLP.apply
 
         def counted(self, variables, obs, *rest, **settings):
             seen.add(obs.shape[0])
             return apply(self, variables, obs, *rest, **settings)
 
-        monkeypatch.setattr(ActorCritic, "apply", counted)
+        monkeypatch.setattr(MLP, "apply", counted)
         agent = make(**IN_PARTS, microbatch_size=microbatch_size)
         state, data = fresh(agent), on_device(noise(agent))
         seen.clear()
@@ -385,7 +387,7 @@ def looped():
     for when in ("update", "collect"):
         agent = PPO(
             env.spec,
-            network=mlp((4,)),
+            network=MLP((4,)),
             num_steps=8,
             num_epochs=1,
             num_minibatches=1,
@@ -501,7 +503,7 @@ def test_rewards_are_divided_by_the_std_of_reward_or_return(of):
 
 def test_integer_observations_work_beside_normalised_ones():
     spec = EnvSpec(Dict({"n": Discrete(3), "x": OBS}), Discrete(3))
-    agent = PPO(spec, network=mlp((4,)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=1, normalize_obs=True)
+    agent = PPO(spec, network=MLP((4,)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=1, normalize_obs=True)
     state, data = fresh(agent), rollout(spec, num_steps=NUM_STEPS, num_envs=NUM_ENVS)
     after, metrics = update(agent, state, on_device(data))
     seen = after.obs_normalizer.normalize(data.time_steps.obs)
@@ -564,7 +566,7 @@ class Aim:
 def test_a_squashed_policy_learns_and_stays_inside_the_bounds():
     env = AutoReset(Aim(), 32, action_scaling="rescale")
     agent = PPO(
-        env.spec, network=mlp((8,)), num_steps=16, num_epochs=4, num_minibatches=4, learning_rate=1e-2, squash=True, gamma=0.0
+        env.spec, network=MLP((8,)), num_steps=16, num_epochs=4, num_minibatches=4, learning_rate=1e-2, squash=True, gamma=0.0
     )
     result = loops.compiled(agent, env, env_steps=30_000, key=KEY)
     policy = agent.policy(result.state)
@@ -581,14 +583,16 @@ def test_defaults_match_the_37_implementation_details():
     agent = PPO(SPEC)
     assert (agent.adam_eps, agent.max_grad_norm, agent.clip_range, agent.gae_lambda) == (1e-5, 0.5, 0.2, 0.95)
     assert (agent.normalize_advantage, agent.clip_obs, agent.clip_reward) == ("minibatch", 10.0, 10.0)
-    assert agent.network == mlp((64, 64), "tanh", shared_torso=False, orthogonal=True, std="free", log_std=0.0)
+    network, head = agent.network, PolicyAndValue(std="free", log_std=0.0)
+    assert network == MLP((64, 64), head=head) and network.critic == network.dense == DenseSettings((64, 64), "tanh", True)
     image = EnvSpec(Box(0, 255, (84, 84, 4), np.uint8), Discrete(4))
-    assert PPO(image).network == nature_cnn((512,), shared_torso=True)
+    shared = PPO(image).network
+    assert shared == NatureCNN((512,), head=head) and shared.critic is None and shared.dense.activation == "relu"
 
 
 def test_pixels_are_scaled_to_between_zero_and_one():
     image = Box(0, 255, (36, 36, 1), np.uint8)
-    network = nature_cnn(())
+    network = NatureCNN((), head=PolicyAndValue())
     variables = jax.jit(lambda key: network.init(key, EnvSpec(image, Discrete(2))))(KEY)
     _, value = answers(network, variables, np.full((1, 36, 36, 1), 51, np.uint8))
 
@@ -637,5 +641,5 @@ def test_incompatible_settings_are_rejected_by_name(settings, said):
 
 def test_compatible_settings_are_accepted():
     PPOKL(SPEC, kl_cutoff_coef=1000.0, l2_policy=0.1, l2_value=0.0)
-    PPOKL(SPEC, network=mlp((4,), shared_torso=True), l2_shared=0.1)
+    PPOKL(SPEC, network=MLP((4,), head=PolicyAndValue(shared_torso=True)), l2_shared=0.1)
     PPO(BOX, squash=True, normalize_obs=True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from polyak.agents.ppo import PPO
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.probe_envs import OBS, probe, settings, train_in
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ PROBES = {
 }
 AGENT = PPO(
     probe(1).spec,
-    network=mlp((32,)),
+    network=MLP((32,)),
     num_steps=16,
     num_epochs=4,
     num_minibatches=4,

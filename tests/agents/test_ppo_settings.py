@@ -14,9 +14,10 @@ from polyak.agents.ppo import PPO
 from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Agent
-from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.adapters import FlaxNNX
-from polyak.networks.recurrent import gru
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU
 from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise
 from polyak.runs import config_classes
 from polyak.storage.config import from_json, to_json
@@ -57,7 +58,7 @@ WRONG = {
     "histograms": [1, None],
     "sde_sample_freq": [0, -1, 1.5, True, "4"],
     "squash": [1, None],
-    "network": ["mlp", 3, mlp],
+    "network": ["mlp", 3, MLP],
     "spec": [None, "CartPole-v1", SPEC.obs],
 }
 WRONG_PENALTY = {
@@ -125,7 +126,7 @@ def test_float_fields_are_leaves_and_the_rest_is_structure():
 
 def test_default_network_depends_on_the_spec():
     image = EnvSpec(Box(0, 255, (40, 40, 3), np.uint8), Discrete(2))
-    assert PPO(SPEC).network == mlp() and PPO(image).network == nature_cnn()
+    assert PPO(SPEC).network == MLP(head=PolicyAndValue()) and PPO(image).network == NatureCNN(head=PolicyAndValue())
 
 
 def test_num_minibatches_that_does_not_divide_the_samples_is_rejected():
@@ -148,7 +149,7 @@ def test_num_minibatches_that_does_not_divide_the_samples_is_rejected():
         ),
         ({"num_minibatches": 2, "microbatch_size": 32}, 4, "microbatch_size=32 must divide the 16 samples"),
         (
-            {"num_minibatches": 1, "microbatch_size": 3, "network": gru(2, ())},
+            {"num_minibatches": 1, "microbatch_size": 3, "network": GRU(2, hidden=())},
             4,
             "microbatch_size=3 must divide the 4 sequences",
         ),
@@ -171,7 +172,7 @@ def test_ppo_implements_the_agent_protocol():
 
 
 def test_equal_agents_compile_once():
-    agents = [PPO(SPEC, gamma=0.9), PPO(dataclasses.replace(SPEC), network=mlp((64, 64)), gamma=0.5)]
+    agents = [PPO(SPEC, gamma=0.9), PPO(dataclasses.replace(SPEC), network=MLP((64, 64)), gamma=0.5)]
     structures = [jax.tree.structure(agent) for agent in agents]
     assert structures[0] == structures[1] and hash(structures[0]) == hash(structures[1])
 
@@ -196,7 +197,7 @@ def test_tf_agents_defaults_can_be_changed():
     [
         (
             {"spec": dataclasses.replace(SPEC, action=BOX, action_scaling="rescale"), "squash": True}
-            | {"network": mlp(squash_mean=True)},
+            | {"network": MLP(head=PolicyAndValue(squash_mean=True))},
             "PPO: squash must be False where the network has squash_mean=True",
         ),
         ({"squash": True}, "PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'"),
@@ -232,7 +233,7 @@ def test_every_schedule_survives_a_run_config():
     [
         (linen.Dense(2), r"must be polyak.FlaxLinen\(module\), got the module itself, a Dense"),
         (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), r"must be polyak.FlaxNNX\(make\), .* got the module itself, a Linear"),
-        (FlaxNNX, "must have init and apply, such as mlp.*, got <class"),
+        (FlaxNNX, "must have init and apply, such as MLP.*, got <class"),
     ],
 )
 def test_flax_module_without_adapter_is_rejected_with_the_adapter(network, said):

@@ -11,8 +11,8 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import TimeStep
 from polyak.learning.batch import sample_weights
-from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
+from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 ZOO = EnvSpec(
@@ -38,7 +38,7 @@ batch_of = jax.jit(lambda agent, state, data: agent._make_batch(state, data, sam
 
 
 def zoo_agent():
-    return PPO(ZOO, network=mlp((6,)), num_steps=6, num_epochs=1, num_minibatches=1, normalize_obs=True)
+    return PPO(ZOO, network=MLP((6,)), num_steps=6, num_epochs=1, num_minibatches=1, normalize_obs=True)
 
 
 def zoo_rollout(seed=0):

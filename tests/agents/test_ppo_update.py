@@ -13,9 +13,10 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.batch import sample_weights
 from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
-from polyak.networks.actor_critic import mlp
 from polyak.networks.adapters import FlaxNNX
-from polyak.networks.recurrent import gru
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU
 from polyak.ops.gradient_step import QUANTITIES
 from polyak.ops.schedules import Linear
 from tests.agents.oracle import OraclePPO
@@ -36,7 +37,7 @@ batch_of = jax.jit(lambda agent, state, data: agent._make_batch(state, data, sam
 
 def make(spec=SPEC, **settings):
     defaults = {
-        "network": mlp((4, 3)),
+        "network": MLP((4, 3)),
         "num_steps": NUM_STEPS,
         "num_epochs": 2,
         "num_minibatches": 2,
@@ -450,7 +451,7 @@ def test_time_steps_may_come_from_numpy():
     assert same_bits(update(agent, fresh(agent), data, KEY), update(agent, fresh(agent), on_device(data), KEY))
 
 
-@pytest.mark.parametrize("network", [mlp((4,)), gru(3, (4,))])
+@pytest.mark.parametrize("network", [MLP((4,), head=PolicyAndValue()), GRU(3, hidden=(4,), head=PolicyAndValue())])
 def test_rollouts_may_come_from_numpy_also_where_all_rows_are_one_minibatch(network):
     agent, data = make(network=network, num_minibatches=1), noise()
     state = jax.eval_shape(agent.init, KEY)

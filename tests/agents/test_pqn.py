@@ -22,7 +22,7 @@ STEPS, ENVS = 6, 3
 
 
 def make(spec=SPEC, **settings):
-    network = polyak.q_mlp((8,), norm="layer")
+    network = polyak.MLP((8,), norm="layer", head=polyak.QValues())
     return PQN(spec, **{"network": network, "num_steps": STEPS, "num_epochs": 1, "num_minibatches": 1, **settings})
 
 
@@ -161,7 +161,7 @@ def test_observations_are_normalised_by_the_statistics_from_before_the_rollout()
 
 @pytest.mark.slow
 def test_values_of_probe_environments():
-    network = polyak.q_mlp((32,), norm="layer")
+    network = polyak.MLP((32,), norm="layer", head=polyak.QValues())
     settings = {"num_steps": 16, "num_minibatches": 4, "gamma": 0.9, "learning_rate": 1e-2, "epsilon": 0.3}
     agent = PQN(probe_envs.probe(1).spec, network=network, **settings)
     probes, values = zip(
@@ -181,7 +181,7 @@ def test_values_of_probe_environments():
 @pytest.mark.slow
 def test_host_and_compiled_loop_and_two_devices_agree():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
-    agent = PQN(env.spec, network=polyak.q_mlp((16,), norm="layer"), num_steps=8, num_minibatches=2, epsilon=0.2)
+    agent = PQN(env.spec, network=polyak.MLP((16,), norm="layer"), num_steps=8, num_minibatches=2, epsilon=0.2)
     compiled, host = (loop(agent, env, env_steps=128, key=KEY) for loop in (loops.compiled, loops.host))
     split = loops.compiled(agent, env, env_steps=128, key=KEY, devices=2)
     for other in (host, split):

@@ -9,12 +9,12 @@ import pytest
 from polyak.agents.a2c import A2C
 from polyak.copies.receive import Push
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(3, np.float32), np.ones(3, np.float32)), Discrete(3))
 KEY = jax.random.key(0)
-AGENT = A2C(SPEC, network=mlp((4,)), num_steps=6, learning_rate=1e-2, normalize_obs=True, normalize_reward="return")
+AGENT = A2C(SPEC, network=MLP((4,)), num_steps=6, learning_rate=1e-2, normalize_obs=True, normalize_reward="return")
 
 update = jax.jit(lambda state, data: AGENT.update(state, data, KEY))
 gradients = jax.jit(lambda state, data: AGENT.gradients(state, data, KEY))
@@ -95,7 +95,7 @@ def test_nan_from_one_worker_is_named_and_the_others_go_on():
         state, senders, metrics = receive(state, senders, Push.create(1, sequence, 0), *gradients(own, bad))
     assert senders.is_quarantined(2).tolist() == [False, True]
     assert metrics["train/skipped_in_a_row"] == 2 and int(state.updates) == 0
-    strict = A2C(SPEC, network=mlp((4,)), max_skipped_updates=2)
+    strict = A2C(SPEC, network=MLP((4,)), max_skipped_updates=2)
     assert "'obs'" in strict.diagnose(metrics) and "A2C: 2 updates in a row" in strict.diagnose(metrics)
     state, senders, metrics = receive(state, senders, *push_of(state, 1))
     assert metrics["train/skipped_in_a_row"] == 0 and int(state.updates) == 1

@@ -81,7 +81,5 @@ def test_networks_without_a_common_encoder_are_rejected(name):
     vector = EnvSpec(Box([-1.0], [1.0]), SPEC.action)
     with pytest.raises(ValueError, match="shared_encoder must be False for observations without an image"):
         make(name, vector)
-    with pytest.raises(
-        ValueError, match="shared_encoder must be False unless the networks are Actor and Critics, got ActorCritic"
-    ):
-        make(name, actor=polyak.mlp((8,)))
+    with pytest.raises(ValueError, match="shared_encoder must be False unless the networks are Actor and Critics, got MLP"):
+        make(name, actor=polyak.MLP((8,), head=polyak.PolicyAndValue()))

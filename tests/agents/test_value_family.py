@@ -16,7 +16,8 @@ from polyak.agents.iqn import IQN
 from polyak.agents.qrdqn import QRDQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
-from polyak.networks.quantile_network import iqn_mlp
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import Quantiles
 from polyak.policies.q_policy import FreshNoise
 from polyak.replay.uniform import Transition
 from tests import probe_envs
@@ -27,10 +28,16 @@ SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
 MASKED = dataclasses.replace(SPEC, has_action_mask=True)
 SMALL = {"replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.5}
 AGENTS = {
-    "dqn": lambda spec=SPEC, noisy=False, **s: DQN(spec, network=polyak.q_mlp((8,), noisy=noisy), **SMALL | s),
-    "c51": lambda spec=SPEC, noisy=False, **s: C51(spec, network=polyak.q_mlp((8,), noisy=noisy), num_atoms=11, **SMALL | s),
-    "qrdqn": lambda spec=SPEC, noisy=False, **s: QRDQN(spec, network=polyak.q_mlp((8,), noisy=noisy), **SMALL | s),
-    "iqn": lambda spec=SPEC, noisy=False, **s: IQN(spec, network=iqn_mlp((8, 8), noisy=noisy), **SMALL | s),
+    "dqn": lambda spec=SPEC, noisy=False, **s: DQN(
+        spec, network=polyak.MLP((8,), head=polyak.QValues(noisy=noisy)), **SMALL | s
+    ),
+    "c51": lambda spec=SPEC, noisy=False, **s: C51(
+        spec, network=polyak.MLP((8,), head=polyak.QValues(noisy=noisy)), num_atoms=11, **SMALL | s
+    ),
+    "qrdqn": lambda spec=SPEC, noisy=False, **s: QRDQN(
+        spec, network=polyak.MLP((8,), head=polyak.QValues(noisy=noisy)), **SMALL | s
+    ),
+    "iqn": lambda spec=SPEC, noisy=False, **s: IQN(spec, network=MLP((8, 8), head=Quantiles(noisy=noisy)), **SMALL | s),
 }
 # What agents share is quick for one with values and one with distributions.
 every_agent = pytest.mark.parametrize("make", quick("dqn", "c51", of=AGENTS))
@@ -249,7 +256,7 @@ def test_a_masked_environment_and_several_devices(make):
 @pytest.mark.slow
 @every_agent
 def test_values_of_probe_environments(make):
-    network = iqn_mlp((32, 32)) if make is AGENTS["iqn"] else polyak.q_mlp((32,))
+    network = MLP((32, 32), head=Quantiles()) if make is AGENTS["iqn"] else polyak.MLP((32,), head=polyak.QValues())
     settings = {
         "replay": polyak.UniformReplay(4_096),
         "batch_size": 64,
@@ -278,7 +285,7 @@ def test_values_of_probe_environments(make):
 
 def test_boltzmann_exploration_that_has_cooled_down_is_greedy():
     agent = DQN(
-        SPEC, polyak.q_mlp((8,)), temperature=polyak.Linear(1.0, 0.0, 100), learning_starts=50, replay=polyak.UniformReplay(512)
+        SPEC, polyak.MLP((8,)), temperature=polyak.Linear(1.0, 0.0, 100), learning_starts=50, replay=polyak.UniformReplay(512)
     )
     state = dataclasses.replace(agent.init(KEY), env_steps=jnp.uint32(200))
     step = _first(16)
@@ -292,9 +299,20 @@ def test_boltzmann_exploration_that_has_cooled_down_is_greedy():
         (lambda: C51(SPEC, v_min=1.0, v_max=1.0), "C51: v_min=1.0 must be below v_max=1.0"),
         (lambda: C51(SPEC, num_atoms=1), r"C51: num_atoms must be an integer in \[2, 2147483647\]"),
         (lambda: QRDQN(SPEC, huber_delta=-1.0), "QRDQN: huber_delta must be a number"),
-        (lambda: IQN(SPEC, network=polyak.mlp()), "IQN: network must have init, apply and quantiles"),
+        (
+            lambda: IQN(SPEC, network=polyak.MLP(head=polyak.QValues())),
+            r"IQN: network must have the head Quantiles, got QValues\(\)",
+        ),
+        (
+            lambda: IQN(SPEC, network=polyak.FlaxLinen(linen.Dense(5))),
+            r"IQN: network must have quantiles, such as MLP\(\), got Fl",
+        ),
         (lambda: IQN(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0]))), "IQN: actions must be Discrete"),
-        (lambda: C51(SPEC, network=polyak.mlp()), r"C51: network must return action values, such as polyak\.q_mlp"),
+        (
+            lambda: C51(SPEC, network=polyak.MLP(head=polyak.PolicyAndValue())),
+            "C51: network must have the head QValues, got Policy",
+        ),
+        (lambda: C51(SPEC, network=polyak.GRU()), "C51: network must not be recurrent, got GRU"),
         (
             lambda: C51(SPEC, network=polyak.FlaxLinen(linen.Dense(5))).init(KEY),
             r"must have shape \(97, 4, 51\), got \(97, 5\)",

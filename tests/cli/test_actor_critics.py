@@ -91,7 +91,9 @@ def test_flags_of_the_critics_leave_the_actor_as_it_is():
         changed = change_parts("td3", agent, flags, ReplayFlags(), 100)
         assert changed.actor == polyak.Actor((8,))
         quantiles = 7 if isinstance(agent, polyak.TQC) else None
-        assert changed.critics == polyak.Critics((16, 16), "silu", 3, norm="layer", dropout=0.1, num_quantiles=quantiles)
+        assert changed.critics == polyak.Critics(
+            (16, 16), activation="silu", num_critics=3, norm="layer", dropout=0.1, num_quantiles=quantiles
+        )
     own_width = change_parts("td3", polyak.TD3(spec), NetworkFlags(value_hidden=(16,)), ReplayFlags(), 100)
     assert (own_width.actor.hidden, own_width.critics.hidden) == ((256, 256), (16,))
     with pytest.raises(UsageError, match="--num-critics, --dropout: ppo has no such network setting"):

@@ -26,12 +26,12 @@ IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=n
         (1, 8, SPEC, None, True),
         (1, 7, SPEC, None, False),
         (2, 1, SPEC, None, True),
-        (1, 8, SPEC, polyak.mlp((256, 256)), True),
-        (1, 8, SPEC, polyak.mlp((257,)), False),
-        (1, 8, SPEC, polyak.mlp((4,), value_hidden=(257,)), False),
-        (1, 8, SPEC, polyak.mlp(()), True),
-        (1, 8, SPEC, polyak.lstm(), True),
-        (1, 8, SPEC, polyak.lstm(257), False),
+        (1, 8, SPEC, polyak.MLP((256, 256), head=polyak.PolicyAndValue()), True),
+        (1, 8, SPEC, polyak.MLP((257,), head=polyak.PolicyAndValue()), False),
+        (1, 8, SPEC, polyak.MLP((4,), head=polyak.PolicyAndValue(value_hidden=(257,))), False),
+        (1, 8, SPEC, polyak.MLP((), head=polyak.PolicyAndValue()), True),
+        (1, 8, SPEC, polyak.LSTM(head=polyak.PolicyAndValue()), True),
+        (1, 8, SPEC, polyak.LSTM(257, head=polyak.PolicyAndValue()), False),
         (1, 8, WIDE, None, False),
         (1, 8, IMAGES, None, False),
     ],
@@ -44,7 +44,12 @@ def test_products_are_small_with_few_rows_narrow_layers_and_no_images(devices, n
 
 @pytest.mark.parametrize(
     ("network", "microbatch_size", "small"),
-    [(None, 64, True), (None, 512, False), (polyak.gru(), 1, True), (polyak.gru(), 2, False)],
+    [
+        (None, 64, True),
+        (None, 512, False),
+        (polyak.GRU(head=polyak.PolicyAndValue()), 1, True),
+        (polyak.GRU(head=polyak.PolicyAndValue()), 2, False),
+    ],
 )
 def test_products_are_small_where_microbatches_are(network, microbatch_size, small):
     # With a memory they are counted in sequences.
@@ -55,7 +60,7 @@ def test_products_are_small_where_microbatches_are(network, microbatch_size, sma
 def test_products_of_networks_of_action_values_are_small_too():
     spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
     assert polyak.DQN(spec).prefers_single_thread(8, 1)
-    assert not polyak.DQN(spec, network=polyak.q_mlp((257,))).prefers_single_thread(8, 1)
+    assert not polyak.DQN(spec, network=polyak.MLP((257,))).prefers_single_thread(8, 1)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """DQN through the command line: trains, resumes to the bit with its replay, evaluates and exports."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -34,7 +33,8 @@ def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch,
     # 384 transitions: the replay wraps around twice before the checkpoint in the middle, and once after it.
     assert polyak_command(f"train dqn {env} --run-dir whole --env-steps 384 {SETTINGS} --eval-episodes 0") == 0
     agent = config_of("whole").agent
-    assert isinstance(agent, DQN) and agent.network == polyak.q_mlp((16,)) and agent.epsilon.env_steps == 0.16 * 384
+    assert isinstance(agent, DQN) and agent.epsilon.env_steps == 0.16 * 384
+    assert agent.network == polyak.MLP((16,), head=polyak.QValues())
     assert '"train/td_error"' in Path("whole/metrics.jsonl").read_text()
 
     assert (
@@ -153,7 +153,7 @@ def test_recurrent_networks_train_and_resume(words, tmp_path, monkeypatch, capsy
     assert polyak_command(f"{train} --run-dir whole --env-steps 128") == 0
     kind, length = ("gru", 4) if "gru" in words else ("lstm", 16)
     agent = config_of("whole").agent
-    assert (agent.network.cell, agent.network.hidden, agent.replay.sequence_length) == (kind, (16,), length)
+    assert (type(agent.network).__name__, agent.network.hidden, agent.replay.sequence_length) == (kind.upper(), (16,), length)
     if kind == "gru":
         assert polyak_command(f"{train} --run-dir parts --env-steps 64") == 0
         assert polyak_command("resume parts --env-steps 128") == 0
@@ -193,18 +193,18 @@ def test_parts_of_rainbow_are_added_and_taken_away_by_flags(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     words = "--num-envs 2 --env-steps 8 --learning-starts 16 --hidden 16 --eval-episodes 0 --epsilon 0.1 --run-dir run"
     assert polyak_command(f"train rainbow jax/CartPole-v1 {words} --no-dueling --no-noisy") == 0
-    assert config_of("run").agent.network == dataclasses.replace(polyak.q_mlp((16,)), outputs=51)
+    assert config_of("run").agent.network == polyak.MLP((16,), head=polyak.QValues(outputs=51))
     spec, flags = polyak.envs.make("jax/CartPole-v1").spec, NetworkFlags(dueling=True, noisy=True)
     for algorithm in ("dqn", "c51", "qrdqn", "iqn"):
         network = change_parts(algorithm, make_agent(algorithm, spec, None, 100, None), flags, ReplayFlags(), 100).network
-        assert network.dueling and network.noisy
+        assert network.head.dueling and network.head.noisy
     capsys.readouterr()
     assert polyak_command("train ppo CartPole-v1 --run-dir other --no-checkpoint-replay") == 2
     assert capsys.readouterr().err == "error: --no-checkpoint-replay: ppo has no replay\n"
     assert polyak_command("train ppo CartPole-v1 --run-dir other --dueling --noisy") == 2
     assert "--dueling, --noisy: ppo has no such network setting" in capsys.readouterr().err
     assert polyak_command("train dqn CartPole-v1 --run-dir other --network gru --noisy") == 2
-    assert "--noisy: dqn has no such network setting" in capsys.readouterr().err
+    assert "GRU: a recurrent network has no noise" in capsys.readouterr().err
     for words in ("--no-noisy", "--network mlp"):
         assert polyak_command(f"train rainbow CartPole-v1 --run-dir other {words}") == 2
         assert "nothing explores without --noisy while --epsilon is 0" in capsys.readouterr().err

@@ -19,8 +19,9 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiD
 from polyak.export.archive import ExportError, read_export
 from polyak.export.policy_function import export_function
 from polyak.export.write_policy import write_policy
-from polyak.networks.actor_critic import mlp, nature_cnn
-from polyak.networks.recurrent import gru, lstm
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies import numpy_reader
 from polyak.policies.network_policy import Greedy
@@ -36,13 +37,22 @@ ACTIONS = Dict(
 )
 INTEGER = Box([-5, 0], [5, 3], dtype=np.int32)
 POLICIES = {
-    "mlp to Discrete": (EnvSpec(VECTOR, Discrete(4, start=2)), mlp((6, 5))),
-    "mlp to Box": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"), mlp((6,), "silu")),
-    "mlp to Box, squashed": (EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0])), mlp((6,), "elu", squash_mean=True)),
-    "mlp to integers": (EnvSpec(VECTOR, INTEGER), mlp((6,), "gelu")),
-    "cnn": (EnvSpec(IMAGE, Discrete(4)), nature_cnn((4,))),
-    "lstm of trees": (EnvSpec(MIXED, ACTIONS, action_scaling="rescale"), lstm(4, (3,), "elu", shared_torso=True)),
-    "gru": (EnvSpec(VECTOR, Box([-9.0], [9.0])), gru(4, (), std="state")),
+    "mlp to Discrete": (EnvSpec(VECTOR, Discrete(4, start=2)), MLP((6, 5), head=PolicyAndValue())),
+    "mlp to Box": (
+        EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0]), action_scaling="rescale"),
+        MLP((6,), activation="silu", head=PolicyAndValue()),
+    ),
+    "mlp to Box, squashed": (
+        EnvSpec(VECTOR, Box([-1.0, 0.0], [1.0, 6.0])),
+        MLP((6,), activation="elu", head=PolicyAndValue(squash_mean=True)),
+    ),
+    "mlp to integers": (EnvSpec(VECTOR, INTEGER), MLP((6,), activation="gelu", head=PolicyAndValue())),
+    "cnn": (EnvSpec(IMAGE, Discrete(4)), NatureCNN((4,), head=PolicyAndValue())),
+    "lstm of trees": (
+        EnvSpec(MIXED, ACTIONS, action_scaling="rescale"),
+        LSTM(4, hidden=(3,), activation="elu", head=PolicyAndValue(shared_torso=True)),
+    ),
+    "gru": (EnvSpec(VECTOR, Box([-9.0], [9.0])), GRU(4, hidden=(), head=PolicyAndValue(std="state"))),
 }
 each_policy = pytest.mark.parametrize("name", POLICIES)
 
@@ -154,7 +164,7 @@ def test_numpy_computes_the_same_as_the_policy_where_importing_jax_is_an_error(n
 @pytest.mark.parametrize("name", ["cnn", "lstm of trees", "gru"])
 def test_numpy_rejects_networks_other_than_an_mlp_by_name(name, tmp_path):
     spec, policy = random_policy(name)
-    with pytest.raises(ValueError, match=r"format numpy takes an mlp.* (the network is Recurrent|the observation is Box)"):
+    with pytest.raises(ValueError, match=r"format numpy takes an MLP.* (the network is (LSTM|GRU)|the observation is Box)"):
         write_policy(policy, spec, "numpy", tmp_path / "p", {})
     assert not list(tmp_path.iterdir())
 

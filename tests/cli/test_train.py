@@ -157,7 +157,9 @@ def test_settings_given_as_flags_reach_the_agent(train):
     assert (agent.gamma, agent.max_grad_norm, agent.normalize_obs) == (0.5, None, True)
     assert (agent.learning_rate.start, agent.learning_rate.end, agent.learning_rate.env_steps) == (0.01, 0.001, 64)
     network = agent.network
-    assert (network.activation, network.log_std, network.shared_torso, network.squash_mean) == ("relu", -1.0, True, True)
+    assert network.activation == "relu" and network.head == polyak.PolicyAndValue(
+        log_std=-1.0, shared_torso=True, squash_mean=True
+    )
     assert agent.spec.action_scaling == "rescale"
 
 

@@ -63,9 +63,9 @@ def objects():
         policies.PythonPolicy(lambda obs: 0, WIDE_SPEC, name="B" * 300),
         policies.StableBaselinesPolicy(greedy),
         policies.with_info(greedy),
-        polyak.mlp((64,) * 100),
-        polyak.nature_cnn(),
-        polyak.lstm(),
+        polyak.MLP((64,) * 100, head=polyak.PolicyAndValue()),
+        polyak.NatureCNN(head=polyak.PolicyAndValue()),
+        polyak.LSTM(head=polyak.PolicyAndValue()),
         polyak.FlaxNNX(lambda spec, rngs: None),
         polyak.Follow(tau=0.005),
         polyak.Linear(3e-4),
@@ -93,7 +93,8 @@ def test_every_public_object_prints_in_ten_lines_and_in_a_notebook(objects):
 
 def test_settings_print_only_what_differs_from_the_defaults():
     assert repr(polyak.PPO(EnvSpec(Box([0.0], [1.0]), Discrete(2)), gamma=0.98)) == (
-        "PPO(spec=EnvSpec(obs=Box(0, 1, shape=(1,), dtype=float32), action=Discrete(n=2)), network=ActorCritic(), gamma=0.98)"
+        "PPO(\n    spec=EnvSpec(obs=Box(0, 1, shape=(1,), dtype=float32), action=Discrete(n=2)), "
+        "network=MLP(head=PolicyAndValue()),\n    gamma=0.98,\n)"
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 
 brax = pytest.importorskip("brax.envs")
 
@@ -63,13 +63,13 @@ def test_names_are_listed_and_settings_checked():
 
 def test_ppo_trains_in_a_brax_environment():
     env = envs.make("brax/fast", num_envs=4, env_kwargs={"episode_length": 10})
-    agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
+    agent = PPO(env.spec, network=MLP((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
     result = loops.compiled(agent, env, env_steps=256, key=jax.random.key(0))
     assert np.isfinite(result.metrics["train/loss"]) and result.metrics["rollout/ep_len_mean"] == 10
 
 
 def test_evaluation_while_training_uses_copies_and_leaves_the_training_as_it_is():
-    settings = {"network": mlp((8,)), "num_steps": 16, "num_minibatches": 1, "num_epochs": 1}
+    settings = {"network": MLP((8,)), "num_steps": 16, "num_minibatches": 1, "num_epochs": 1}
     options = {"env_steps": 128, "settings": settings, "progress": False}
     env = envs.make("brax/fast", num_envs=4, env_kwargs={"episode_length": 10})
     plain = train.run("ppo", env, **options)

@@ -9,7 +9,7 @@ from polyak import envs, loops
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete, MultiBinary, MultiDiscrete
 from polyak.dynamics.foreign import own_promotion
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from polyak.policies.scripted import Uniform
 
 jumanji = pytest.importorskip("jumanji")
@@ -103,6 +103,6 @@ def test_a_name_is_suggested_and_all_names_are_listed():
 @pytest.mark.parametrize("loop", [loops.compiled, loops.host])
 def test_ppo_trains_on_an_environment_object_in_both_loops(loop):
     env = envs.make(jumanji.make("Game2048-v1"), num_envs=4)
-    agent = PPO(env.spec, network=mlp((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
+    agent = PPO(env.spec, network=MLP((8,)), num_steps=16, num_minibatches=1, num_epochs=1)
     result = loop(agent, env, env_steps=128, key=jax.random.key(0))
     assert np.isfinite(result.metrics["train/loss"])

@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from polyak import envs, loops
 from polyak.agents.ppo import PPO
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.envs import toys
 
 
@@ -74,7 +74,7 @@ def test_ppo_never_takes_a_forbidden_action():
             return super().step(action)
 
     env = envs.make(Strict, num_envs=2)
-    agent = PPO(env.spec, network=mlp((4,)), num_steps=16, num_epochs=1, num_minibatches=1)
+    agent = PPO(env.spec, network=MLP((4,)), num_steps=16, num_epochs=1, num_minibatches=1)
     assert loops.host(agent, env, env_steps=64, key=jax.random.key(0)).progress.env_steps >= 64
 
 

@@ -8,7 +8,7 @@ import pytest
 from polyak import envs, loops
 from polyak.agents.ppo import PPO
 from polyak.envs.libraries import CONVERSIONS
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.envs import toys
 
 
@@ -50,7 +50,7 @@ def test_what_it_unwraps_to_does_not_matter(make_env, given):
             env = envs.make(make_env())
         case "vector":
             env = envs.make(gymnasium.vector.SyncVectorEnv([make_env] * 2))
-    agent = PPO(env.spec, network=mlp((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
+    agent = PPO(env.spec, network=MLP((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
     result = loops.host(agent, env, env_steps=32, key=jax.random.key(0))
     env.close()
     assert np.isfinite(result.metrics["train/loss"])
@@ -62,5 +62,5 @@ def test_minigrid_is_learned_without_its_text():
     with pytest.warns(UserWarning, match=r"dropped the text 'mission' from the observation of MiniGrid-Empty-5x5-v0"):
         env = envs.make("MiniGrid-Empty-5x5-v0", num_envs=2)
     assert sorted(env.spec.obs.spaces) == ["direction", "image"]
-    agent = PPO(env.spec, network=mlp((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
+    agent = PPO(env.spec, network=MLP((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
     assert np.isfinite(loops.host(agent, env, env_steps=32, key=jax.random.key(0)).metrics["train/loss"])

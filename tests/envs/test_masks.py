@@ -12,7 +12,7 @@ from polyak import envs, loops
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete, MultiDiscrete, map_space
 from polyak.envs.masks import mask_of_env, read_masks
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from tests.envs import toys
 
 KINDS = list(toys.CHOICES)
@@ -203,7 +203,7 @@ def test_an_action_space_without_a_choice_has_no_masks():
 @pytest.mark.slow
 def test_ppo_trains_and_never_takes_what_is_forbidden():
     env = envs.make(functools.partial(toys.Choosy, "multi"), num_envs=2)
-    agent = PPO(env.spec, network=mlp((4,)), num_steps=16, num_epochs=1, num_minibatches=1, learning_rate=0.1)
+    agent = PPO(env.spec, network=MLP((4,)), num_steps=16, num_epochs=1, num_minibatches=1, learning_rate=0.1)
     result = loops.host(agent, env, env_steps=96, key=jax.random.key(0))
     assert result.progress.iteration >= 3 and np.isfinite(result.metrics["train/loss"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from polyak import envs, loops
 from polyak.agents.ppo import PPO
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 
 supersuit = pytest.importorskip("supersuit")
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -100,7 +100,7 @@ def test_processes_of_supersuit_are_rejected_with_the_way_out():
 
 def test_ppo_trains_on_it():
     env = envs.make(concat())
-    agent = PPO(env.spec, network=mlp((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
+    agent = PPO(env.spec, network=MLP((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
     result = loops.host(agent, env, env_steps=64, key=jax.random.key(0))
     assert result.metrics["rollout/ep_len_mean"] == 3 and result.metrics["rollout/success_rate"] == 1
     env.close()

@@ -11,8 +11,9 @@ from polyak import PythonPolicy, load_policy, train
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.types import TimeStep
 from polyak.export.write_policy import write_policy
-from polyak.networks.actor_critic import mlp
-from polyak.networks.recurrent import lstm
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import LSTM
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from tests.loops.setting import ENV
 
@@ -21,7 +22,7 @@ OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
-def exported(tmp_path, spec, *, network=mlp((8,)), kind="stablehlo"):  # noqa: B008
+def exported(tmp_path, spec, *, network=MLP((8,), head=PolicyAndValue()), kind="stablehlo"):  # noqa: B008
     policy = Greedy(NetworkPolicy(network.init(jax.random.key(1), spec), None, network, spec))
     path = tmp_path / {"stablehlo": "policy.stablehlo", "numpy": "policy.npz"}[kind]
     write_policy(policy, spec, kind, path, {})
@@ -51,7 +52,7 @@ def test_exported_policies_scale_bytes_as_the_network_does(tmp_path, kind, high)
 
 
 def test_first_resets_the_carry_of_single_observations(tmp_path):
-    policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4)), network=lstm(4, (4,)))
+    policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4)), network=LSTM(4, hidden=(4,), head=PolicyAndValue()))
     loaded = load_policy(path)
     _, carry = loaded.predict(OBS)
     _, its_carry = policy.predict(OBS)

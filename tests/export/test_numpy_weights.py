@@ -11,7 +11,8 @@ from polyak.core.types import TimeStep
 from polyak.export.archive import Export, ExportError, from_members, read_export, to_members, write_export
 from polyak.export.numpy_format import check_weights
 from polyak.export.write_policy import write_policy
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
 from tests.policies.test_network_policy import VECTOR, policy_for
 
 SPECS = {
@@ -28,7 +29,7 @@ def plain(tmp_path_factory):
     known = {}
     for kind, spec in SPECS.items():
         path = tmp_path_factory.mktemp("plain") / kind
-        network = mlp((5, 4), squash_mean=kind == "squashed")
+        network = MLP((5, 4), head=PolicyAndValue(squash_mean=kind == "squashed"))
         write_policy(policy_for(spec, network=network), spec, "numpy", path, {"env": "mine"})
         export = read_export(path)
         known[kind] = (export, dict(export.about), from_members(export.members, kind))
@@ -84,7 +85,11 @@ def test_spaces_that_only_declare_their_size_are_rejected_before_anything_of_tha
         check_weights(EnvSpec(MultiBinary((10**9,)), Discrete(2, start=7)), about, arrays)
 
 
-@pytest.mark.parametrize("network", [polyak.q_mlp((5, 4)), polyak.q_mlp((5,), "gelu", dueling=True)], ids=["plain", "dueling"])
+@pytest.mark.parametrize(
+    "network",
+    [polyak.MLP((5, 4), head=polyak.QValues()), polyak.MLP((5,), activation="gelu", head=polyak.QValues(dueling=True))],
+    ids=["plain", "dueling"],
+)
 def test_the_actions_of_a_network_of_action_values_are_those_of_largest_value(network, tmp_path):
     spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Discrete(4, start=2))
     agent = polyak.DQN(spec, network=network, normalize_obs=True)
@@ -102,14 +107,14 @@ def test_the_actions_of_a_network_of_action_values_are_those_of_largest_value(ne
 @pytest.mark.parametrize(
     ("network", "said"),
     [
-        (polyak.q_mlp((5,), norm="layer"), "whose layers are not plain"),
-        (polyak.q_mlp((5,), noisy=True), "whose layers are not plain"),
-        (polyak.q_mlp(()), "no hidden layer"),
+        (polyak.MLP((5,), norm="layer", head=polyak.QValues()), "whose layers are not plain"),
+        (polyak.MLP((5,), head=polyak.QValues(noisy=True)), "whose layers are not plain"),
+        (polyak.MLP((), head=polyak.QValues()), "no hidden layer"),
     ],
     ids=["layer norm", "noisy", "linear"],
 )
 def test_networks_that_the_format_does_not_cover_are_not_written(network, said, tmp_path):
     spec = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Discrete(4))
     agent = polyak.DQN(spec, network=network)
-    with pytest.raises(ValueError, match=rf"mlp, q_mlp or Actor .* {said}"):
+    with pytest.raises(ValueError, match=rf"takes an MLP or Actor .* {said}"):
         write_policy(agent.policy(agent.init(jax.random.key(1))), spec, "numpy", tmp_path / "p", {})

@@ -32,7 +32,8 @@ def test_greedy_actions_of_a_discrete_model_are_equal_on_1000_observations():
     actions, _ = policy.predict(observations(4))
     np.testing.assert_array_equal(actions, np.load(FOLDER / "discrete.npy"))
     assert {0, 1} == set(actions.tolist())
-    assert policy.network.hidden == (16,) and policy.network.value_hidden == (12, 8) and policy.network.activation == "tanh"
+    network = policy.network
+    assert network.hidden == (16,) and network.head.value_hidden == (12, 8) and network.activation == "tanh"
 
 
 def test_greedy_actions_of_a_box_model_are_equal_on_1000_observations():
@@ -47,11 +48,11 @@ def test_greedy_actions_of_a_box_model_are_equal_on_1000_observations():
 @pytest.mark.parametrize(
     ("name", "spec", "network"),
     [
-        ("sde", PENDULUM, polyak.mlp((6,), std="sde")),
-        ("sde_squashed", TWO_ACTIONS, polyak.mlp((6,), std="sde")),
+        ("sde", PENDULUM, polyak.MLP((6,), activation="tanh", head=polyak.PolicyAndValue(std="sde"))),
+        ("sde_squashed", TWO_ACTIONS, polyak.MLP((6,), activation="tanh", head=polyak.PolicyAndValue(std="sde"))),
         ("sac", RESCALED, polyak.Actor((8, 6))),
         ("sac_sde", RESCALED, polyak.Actor((8, 6), std="sde", clip_mean=2.0)),
-        ("td3", RESCALED, polyak.Actor((8, 6), "tanh", std="fixed", log_std=-20.0)),
+        ("td3", RESCALED, polyak.Actor((8, 6), activation="tanh", std="fixed", log_std=-20.0)),
     ],
 )
 def test_actions_and_deviations_of_other_models_are_equal_on_1000_observations(name, spec, network):

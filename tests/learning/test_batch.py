@@ -23,14 +23,18 @@ from polyak.learning.batch import (
     normalize_minibatches,
     sample_weights,
 )
-from polyak.networks.actor_critic import mlp
-from polyak.networks.recurrent import gru
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU
 from polyak.ops.distributions import broadcast_params
 from tests.agents.rollouts import on_device, rollout, same_bits
 
 SPEC = EnvSpec(Box(-np.ones(2), np.ones(2)), Discrete(2), has_action_mask=True)
 NUM_STEPS, NUM_ENVS = 5, 4
-SAMPLES, SEQUENCES = ActorCriticModel(mlp((2,)), SPEC.action), ActorCriticModel(gru(2, (2,)), SPEC.action)
+SAMPLES, SEQUENCES = (
+    ActorCriticModel(MLP((2,), head=PolicyAndValue()), SPEC.action),
+    ActorCriticModel(GRU(2, hidden=(2,), head=PolicyAndValue()), SPEC.action),
+)
 QUANTITIES = ("obs", "reward", "value", "log_prob")
 
 normalize = jax.jit(normalize_minibatches, static_argnums=(2, 3))

@@ -10,7 +10,8 @@ import pytest
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Rollout, TimeStep
 from polyak.learning.check_rollout import as_arrays, check_carry, check_rollout
-from polyak.networks.recurrent import gru
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU
 
 SPEC = EnvSpec(Dict({"far": Box(np.zeros(3), np.ones(3)), "near": Discrete(4)}), Box(np.zeros(2), np.ones(2)))
 CHOICES = Dict({"by": Box(np.zeros(2), np.ones(2)), "go": Discrete(3), "on": MultiDiscrete((2, 3))})
@@ -149,7 +150,7 @@ def test_who_put_environments_first_is_told():
 
 
 def test_carry_of_wrong_shape_or_dtype_raises():
-    network = gru(4, hidden=(3,))
+    network = GRU(4, hidden=(3,), head=PolicyAndValue())
     memory = network.initial_carry(2)
     check_carry(memory, network, 2)
     check_carry((), network, 2)

@@ -11,13 +11,14 @@ import pytest
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
-from polyak.networks.q_network import q_mlp
-from polyak.networks.recurrent_q import q_gru
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import QValues
+from polyak.networks.recurrent import GRU
 from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
 from tests.replay.streams import add, rollouts_of, stream
 
 SPEC = EnvSpec(Box(-np.ones(2), np.ones(2)), Discrete(3))
-AGENT = DQN(SPEC, network=q_mlp((2,)), num_steps=2, replay=UniformReplay(16), batch_size=2, updates_per_step=0.5)
+AGENT = DQN(SPEC, network=MLP((2,)), num_steps=2, replay=UniformReplay(16), batch_size=2, updates_per_step=0.5)
 
 
 def make_rollout():
@@ -62,7 +63,7 @@ def filled_around_a_demonstration(kind, num_steps, capacity):
     """Three rollouts of a run, six steps of a demonstration in one, and three rollouts with which the run goes on."""
     shape = (4, 1) if kind == "frames" else (1,)
     spec = EnvSpec(Box(np.full(shape, -1e6), np.full(shape, 1e6)), Discrete(9))
-    network = q_gru(2, ()) if kind == "sequences" else q_mlp((2,))
+    network = GRU(2, hidden=(), head=QValues()) if kind == "sequences" else MLP((2,), head=QValues())
     agent = DQN(spec, network=network, num_steps=num_steps, replay=KINDS[kind](capacity), updates_per_step=0.5)
     ring, state = agent.replay, agent.init(jax.random.key(0))
     for start in (1, 1 + 3 * num_steps):

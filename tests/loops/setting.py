@@ -10,13 +10,13 @@ from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import run_env_key
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 
 NUM_ENVS, NUM_STEPS = 4, 8
 ENV = AutoReset(CartPole(max_episode_steps=30), NUM_ENVS)
 AGENT = PPO(
     ENV.spec,
-    network=mlp((8,)),
+    network=MLP((8,)),
     num_steps=NUM_STEPS,
     num_epochs=2,
     num_minibatches=2,

@@ -17,7 +17,8 @@ from polyak.loops.actor import actors_of, acts_in_numpy, make_actor, step_keys
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
 from polyak.loops.rollout_actors import RolloutActors, rollout_actor
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
 from polyak.policies.exploration import EpsilonGreedy
 from tests.agents.rollouts import with_online
 
@@ -62,7 +63,7 @@ def policy_step(agent, state, t, now, carry):
     return agent.collect_policy(state.agent).action(now, carry, key)
 
 
-def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings):  # noqa: B008
+def agent_for(action, *, action_scaling="clip", network=MLP((16, 8), head=PolicyAndValue()), **settings):  # noqa: B008
     spec = EnvSpec(OBS, action, action_scaling=action_scaling)
     return PPO(spec, num_steps=NUM_STEPS, num_minibatches=1, network=network, **settings)
 
@@ -72,14 +73,24 @@ def agent_for(action, *, action_scaling="clip", network=mlp((16, 8)), **settings
     [
         *((action, {}, False) for action in ACTIONS),
         *((action, {"normalize_obs": True, "normalize_reward": "return"}, False) for action in ("discrete", "box")),
-        ("discrete", {"network": mlp((16,), "relu")}, False),
-        *(("wide", {"network": mlp((16,), squash_mean=True), "action_scaling": s}, False) for s in ("clip", "rescale")),
+        ("discrete", {"network": MLP((16,), activation="relu")}, False),
+        *(
+            ("wide", {"network": MLP((16,), head=PolicyAndValue(squash_mean=True)), "action_scaling": s}, False)
+            for s in ("clip", "rescale")
+        ),
         *((action, {"squash": True, "action_scaling": "rescale"}, False) for action in ("wide", "matrix")),
         *((action, {"values_when": "collect"}, False) for action in ("discrete", "matrix")),
         ("discrete", {"values_when": "collect", "normalize_obs": True, "normalize_reward": "return"}, False),
-        ("box", {"values_when": "collect", "network": mlp((16,), shared_torso=True)}, False),
-        ("box", {"values_when": "collect", "network": mlp((16,), value_hidden=(8, 4), value_activation="relu")}, False),
-        ("wide", {"values_when": "collect", "network": mlp((16,), squash_mean=True)}, False),
+        ("box", {"values_when": "collect", "network": MLP((16,), head=PolicyAndValue(shared_torso=True))}, False),
+        (
+            "box",
+            {
+                "values_when": "collect",
+                "network": MLP((16,), head=PolicyAndValue(value_hidden=(8, 4), value_activation="relu")),
+            },
+            False,
+        ),
+        ("wide", {"values_when": "collect", "network": MLP((16,), head=PolicyAndValue(squash_mean=True))}, False),
         ("discrete", {}, True),
         ("box", {"normalize_obs": True, "normalize_reward": "return"}, True),
     ],
@@ -160,10 +171,10 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
 @pytest.mark.parametrize(
     ("agent", "num_envs"),
     [
-        (agent_for(ACTIONS["box"], network=mlp((16,), "gelu")), 8),
-        (agent_for(ACTIONS["box"], network=mlp((256, 256))), 8),
-        (agent_for(ACTIONS["box"], network=mlp(())), 8),
-        (agent_for(ACTIONS["box"], values_when="collect", network=mlp((16,), value_hidden=(512, 512))), 8),
+        (agent_for(ACTIONS["box"], network=MLP((16,), activation="gelu")), 8),
+        (agent_for(ACTIONS["box"], network=MLP((256, 256))), 8),
+        (agent_for(ACTIONS["box"], network=MLP(())), 8),
+        (agent_for(ACTIONS["box"], values_when="collect", network=MLP((16,), head=PolicyAndValue(value_hidden=(512, 512)))), 8),
         (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_minibatches=1), 8),
         (PPO(EnvSpec(Discrete(5), Discrete(2)), num_minibatches=1), 8),
         (
@@ -215,7 +226,7 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
 def small_dqn(num_steps=1, **settings):
     env = polyak.envs.make("CartPole-v1", num_envs=2)
     small = {
-        "network": polyak.q_mlp((8,)),
+        "network": polyak.MLP((8,)),
         "learning_starts": 20,
         "batch_size": 8,
         "replay": polyak.UniformReplay(200),
@@ -242,7 +253,7 @@ def test_a_rollout_of_one_step_acts_as_the_collecting_policy_with_the_rollouts_k
     "settings",
     [
         {},
-        {"network": polyak.q_mlp((8, 4), "tanh", dueling=True)},
+        {"network": polyak.MLP((8, 4), activation="tanh", head=polyak.QValues(dueling=True))},
         {"normalize_obs": True, "normalize_reward": "return"},
     ],
     ids=["plain", "dueling", "normalized"],
@@ -251,7 +262,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
     """Actions, log-probabilities and carries, of a policy that has learned something."""
     rng = np.random.default_rng(6)
     spec = EnvSpec(OBS, Discrete(5))
-    agent = polyak.DQN(spec, **{"network": polyak.q_mlp((8,)), "epsilon": epsilon, "learning_starts": 0, **settings})
+    agent = polyak.DQN(spec, **{"network": polyak.MLP((8,)), "epsilon": epsilon, "learning_starts": 0, **settings})
     state = agent.init(jax.random.key(3))
     online = jax.tree.map(lambda x: 4 * x + 0.1, state.copies.online.params)
     copies = dataclasses.replace(state.copies, online=dataclasses.replace(state.copies.online, params=online))
@@ -280,11 +291,11 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
 @pytest.mark.parametrize(
     ("spec", "settings"),
     [
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), norm="layer")}),
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,), noisy=True)}),
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((512, 512))}),
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp(())}),
-        (EnvSpec(OBS, Discrete(3)), {"network": polyak.q_mlp((8,)), "temperature": 1.0}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.MLP((8,), norm="layer")}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.MLP((8,), head=polyak.QValues(noisy=True))}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.MLP((512, 512))}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.MLP(())}),
+        (EnvSpec(OBS, Discrete(3)), {"network": polyak.MLP((8,)), "temperature": 1.0}),
         (EnvSpec(OBS, Discrete(3), has_action_mask=True), {}),
         (EnvSpec(OBS, MultiDiscrete((2, 2))), {}),
         (EnvSpec(Discrete(4), Discrete(3)), {}),
@@ -299,14 +310,14 @@ def test_policies_of_action_values_that_numpy_cannot_act_for_are_jitted(spec, se
 
 
 def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_jitted():
-    agent = polyak.DQN(EnvSpec(OBS, Discrete(3)), network=polyak.q_mlp((8,)))
+    agent = polyak.DQN(EnvSpec(OBS, Discrete(3)), network=polyak.MLP((8,)))
     inner = agent.policy(agent.init(jax.random.key(0))).policy
 
     @struct
     class Derived(EpsilonGreedy):
         pass
 
-    c51 = polyak.C51(EnvSpec(OBS, Discrete(3)), network=polyak.q_mlp((8,)))
+    c51 = polyak.C51(EnvSpec(OBS, Discrete(3)), network=polyak.MLP((8,)))
     policies = {
         "number": EpsilonGreedy(inner, 0.1),
         "schedule": EpsilonGreedy(inner, polyak.Linear(1.0, 0.0, 100)),

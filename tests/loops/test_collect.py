@@ -11,7 +11,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Rollout
 from polyak.loops.collect import _FixedAgent, _program, collect
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
@@ -54,7 +54,7 @@ def test_collecting_again_does_not_compile_again():
 
 
 def test_an_agent_learns_from_the_rollout_of_another_policy():
-    agent = PPO(ENV.spec, network=mlp((4,)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=1)
+    agent = PPO(ENV.spec, network=MLP((4,)), num_steps=NUM_STEPS, num_epochs=1, num_minibatches=1)
     rollout = collect(Scripted(ENV.spec, [(NUM_STEPS, 1)]), ENV, NUM_STEPS, key=KEY)
     state = begun(agent, KEY)
     learned, metrics = jax.jit(PPO.update)(agent, state, rollout, KEY)

@@ -8,7 +8,7 @@ from polyak import envs, train
 from polyak.agents.ppo import PPO
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.loops.episodes import EpisodeStatistics, InfoSums
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
 from polyak.policies.scripted import Uniform
 from tests.envs import toys
 from tests.loops.test_episodes import finished
@@ -18,7 +18,7 @@ KEY = jax.random.key(3)
 
 def trained(make_env, **options):
     env = envs.make(make_env, num_envs=2, **options)
-    agent = PPO(env.spec, network=mlp((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
+    agent = PPO(env.spec, network=MLP((4,)), num_steps=8, num_minibatches=1, num_epochs=1)
     reports = []
 
     def record(progress, metrics, state):

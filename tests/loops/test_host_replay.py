@@ -24,7 +24,7 @@ from tests.selection import quick
 
 KEY = jax.random.key(0)
 SMALL = {"replay": polyak.UniformReplay(256), "learning_starts": 32, "batch_size": 4, "num_steps": 4}
-DENSE = {"network": polyak.q_mlp((4,)), "updates_per_step": 0.5, **SMALL}
+DENSE = {"network": polyak.MLP((4,)), "updates_per_step": 0.5, **SMALL}
 # Four gradient steps an update; one where priorities are set after each of them, which is when the numbers are the same.
 AGENTS = {
     "dqn": lambda spec: polyak.DQN(spec, **DENSE, n_step=3),
@@ -32,7 +32,7 @@ AGENTS = {
         spec, **DENSE | {"updates_per_step": 0.125, "replay": polyak.PrioritizedReplay(256)}, num_atoms=5
     ),
     "recurrent": lambda spec: polyak.DQN(
-        spec, **DENSE | {"network": polyak.q_lstm(4, (4,)), "replay": polyak.SequenceReplay(256, 8)}
+        spec, **DENSE | {"network": polyak.LSTM(4, hidden=(4,)), "replay": polyak.SequenceReplay(256, 8)}
     ),
     "sac": lambda spec: polyak.SAC(
         spec, actor=polyak.Actor((4,)), critics=polyak.Critics((4,)), normalize_obs=True, updates_per_step=0.5, **SMALL

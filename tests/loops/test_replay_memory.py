@@ -19,7 +19,7 @@ LOOPS = {"compiled": polyak.loops.compiled, "host": polyak.loops.host}
 def make(capacity=4096):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     return polyak.DQN(
-        env.spec, network=polyak.q_mlp((4,)), replay=polyak.UniformReplay(capacity), learning_starts=16, batch_size=8
+        env.spec, network=polyak.MLP((4,)), replay=polyak.UniformReplay(capacity), learning_starts=16, batch_size=8
     ), env
 
 

@@ -13,8 +13,10 @@ from flax import nnx
 import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import Network
-from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn, network_for
-from polyak.networks.layers import Encoder, channels_first, is_image
+from polyak.networks.actor_critic import network_or_default
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.layers import DenseSettings, Encoder, channels_first, is_image
 from polyak.ops.distributions import for_space, parameter_shapes
 from tests.agents.rollouts import same_bits, sample
 
@@ -61,7 +63,7 @@ def shapes(tree):
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS.keys())
 def test_the_output_fits_every_action_space(action):
-    _, _, (params, value) = outputs(mlp((4,)), EnvSpec(VECTOR, action))
+    _, _, (params, value) = outputs(MLP((4,), head=PolicyAndValue()), EnvSpec(VECTOR, action))
     wanted = jax.tree.map(
         lambda shape: (5, *shape),
         parameter_shapes(action),
@@ -75,7 +77,7 @@ def test_the_output_fits_every_action_space(action):
 @pytest.mark.parametrize("obs", OBS.values(), ids=OBS.keys())
 def test_every_observation_space_is_taken_and_every_part_of_it_is_seen(obs):
     spec = EnvSpec(obs, Discrete(2))
-    network = mlp((8,), orthogonal=False)
+    network = MLP((8,), orthogonal=False, head=PolicyAndValue())
     variables, values, (_, value) = outputs(network, spec)
     leaves, tree = jax.tree.flatten(values)
     others = jax.tree.leaves(sample(obs, np.random.default_rng(9), (5,)))
@@ -87,7 +89,7 @@ def test_every_observation_space_is_taken_and_every_part_of_it_is_seen(obs):
 def test_the_order_of_a_dicts_keys_does_not_matter():
     a = EnvSpec(Dict({"x": VECTOR, "n": Discrete(2)}), Discrete(2))
     b = EnvSpec(Dict({"n": Discrete(2), "x": VECTOR}), Discrete(2))
-    network = mlp((4,))
+    network = MLP((4,), head=PolicyAndValue())
     assert same_bits(network.init(KEY, a), network.init(KEY, b))
     obs = {"x": jnp.ones((2, 3)), "n": jnp.ones(2, jnp.int32)}
     variables = network.init(KEY, a)
@@ -98,8 +100,10 @@ def test_images_are_found_and_told_apart_by_their_channels():
     assert is_image(HWC) and is_image(CHW) and not is_image(OBS["bytes"]) and not is_image(VECTOR)
     assert not is_image(Box(0, 1, (40, 40, 3), np.float32))
     assert channels_first((4, 84, 84)) and not channels_first((84, 84, 4)) and not channels_first((40, 40, 40))
-    assert network_for(EnvSpec(HWC, Discrete(2))) == nature_cnn() and network_for(EnvSpec(VECTOR, Discrete(2))) == mlp()
-    assert network_for(EnvSpec(Dict({"cam": CHW, "x": VECTOR}), Discrete(2))) == nature_cnn()
+    found = [
+        network_or_default("PPO", None, EnvSpec(obs, Discrete(2))) for obs in (HWC, VECTOR, Dict({"cam": CHW, "x": VECTOR}))
+    ]
+    assert found == [kind(head=PolicyAndValue()) for kind in (NatureCNN, MLP, NatureCNN)]
 
 
 @pytest.mark.parametrize(("high", "scale"), [(255, 255), (1, 1), ([[1, 10], [2, 4]], 10), (0, 1)])
@@ -116,7 +120,7 @@ def test_images_of_few_levels_are_divided_by_the_largest_one():
 
 
 def test_channels_may_come_first_or_last():
-    network = nature_cnn((8,))
+    network = NatureCNN((8,), head=PolicyAndValue())
     specs = [EnvSpec(Dict({"cam": space, "x": VECTOR}), Discrete(2)) for space in (HWC, CHW)]
     last, first = (jax.jit(lambda key, spec=spec: network.init(key, spec))(KEY) for spec in specs)
     assert same_bits(last.params, first.params)
@@ -133,7 +137,7 @@ def test_channels_may_come_first_or_last():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not(shared):
-    network = mlp((4,), shared_torso=shared)
+    network = MLP((4,), head=PolicyAndValue(shared_torso=shared))
     variables, obs, _ = outputs(network, EnvSpec(VECTOR, Discrete(2)))
 
     def value(params):
@@ -152,7 +156,7 @@ def gains(kernel):
 
 
 def test_weights_are_orthogonal_with_the_gains_of_ppo():
-    variables, _, _ = outputs(mlp((8, 6)), EnvSpec(VECTOR, Discrete(3)))
+    variables, _, _ = outputs(MLP((8, 6), head=PolicyAndValue()), EnvSpec(VECTOR, Discrete(3)))
     params = variables.params
     for torso in ("actor", "critic"):
         for layer in params[torso]["dense"]["layers"].values():
@@ -163,7 +167,7 @@ def test_weights_are_orthogonal_with_the_gains_of_ppo():
 
 
 def test_weights_that_are_not_orthogonal_are_those_of_pytorch():
-    variables, _, _ = outputs(mlp((400, 100), orthogonal=False), EnvSpec(VECTOR, Discrete(30)))
+    variables, _, _ = outputs(MLP((400, 100), orthogonal=False, head=PolicyAndValue()), EnvSpec(VECTOR, Discrete(30)))
     params = variables.params
     dense = [layer for torso in ("actor", "critic") for layer in params[torso]["dense"]["layers"].values()]
     for layer in (*dense, params["policy"]["linear"], params["value"]):
@@ -175,15 +179,15 @@ def test_weights_that_are_not_orthogonal_are_those_of_pytorch():
 
 
 def test_a_fresh_policy_is_nearly_uniform_and_box_actions_have_the_deviation_asked_for():
-    _, _, (logits, _) = outputs(mlp(), EnvSpec(VECTOR, Discrete(4)), batch=200)
+    _, _, (logits, _) = outputs(MLP(head=PolicyAndValue()), EnvSpec(VECTOR, Discrete(4)), batch=200)
     assert float(jnp.abs(jax.nn.softmax(logits) - 0.25).max()) < 0.01
-    _, _, (params, _) = outputs(mlp(log_std=-0.5), EnvSpec(VECTOR, ACTIONS["Box"]))
+    _, _, (params, _) = outputs(MLP(head=PolicyAndValue(log_std=-0.5)), EnvSpec(VECTOR, ACTIONS["Box"]))
     assert np.all(params["log_scale"] == -0.5) and float(jnp.abs(params["loc"]).max()) < 0.05
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_deviation_may_depend_on_the_state_and_starts_alike_in_all(shared):
-    network = mlp((4,), std="state", log_std=-0.5, shared_torso=shared)
+    network = MLP((4,), head=PolicyAndValue(std="state", log_std=-0.5, shared_torso=shared))
     variables, obs, (params, _) = outputs(network, EnvSpec(VECTOR, ACTIONS["Dict"]))
     scales = params["a"][0]["log_scale"]
     assert scales.shape == (5, 1) and np.all(scales == -0.5) and "log_std" not in variables.params["policy"]
@@ -201,7 +205,7 @@ def test_a_deviation_may_depend_on_the_state_and_starts_alike_in_all(shared):
 
 
 def test_a_deviation_of_the_state_has_the_shape_of_the_action():
-    _, _, (params, _) = outputs(mlp((4,), std="state"), EnvSpec(VECTOR, ACTIONS["Box"]))
+    _, _, (params, _) = outputs(MLP((4,), head=PolicyAndValue(std="state")), EnvSpec(VECTOR, ACTIONS["Box"]))
     assert params["log_scale"].shape == params["loc"].shape == (5, 2, 3)
 
 
@@ -210,7 +214,7 @@ def test_a_deviation_of_the_state_has_the_shape_of_the_action():
 )
 def test_a_squashed_mean_lies_inside_the_bounds_of_the_agents_actions(scaling, low, high):
     spec = EnvSpec(VECTOR, Box([-3.0, 0.0], [1.0, 10.0]), action_scaling=scaling)
-    plain, squashed = mlp((4,), orthogonal=False), mlp((4,), orthogonal=False, squash_mean=True)
+    plain, squashed = (MLP((4,), orthogonal=False, head=PolicyAndValue(squash_mean=squash)) for squash in (False, True))
     variables, obs, _ = outputs(squashed, spec, batch=50)
     unbounded, _, _ = outputs(plain, spec, batch=50)
     params, value = squashed.apply(jax.tree.map(lambda x: 8 * x, variables), obs)[0]
@@ -225,18 +229,17 @@ def test_a_squashed_mean_lies_inside_the_bounds_of_the_agents_actions(scaling, l
 
 def test_the_widest_bounds_do_not_overflow_and_infinite_ones_are_refused_by_name():
     most = np.finfo(np.float32).max
-    _, _, (params, _) = outputs(mlp((4,), squash_mean=True), EnvSpec(VECTOR, Box([-most], [most])))
+    _, _, (params, _) = outputs(MLP((4,), head=PolicyAndValue(squash_mean=True)), EnvSpec(VECTOR, Box([-most], [most])))
     assert np.isfinite(params["loc"]).all()
     spec = EnvSpec(VECTOR, Dict({"go": Box([-1.0], [np.inf]), "on": Discrete(2)}))
     with pytest.raises(ValueError, match=r"squash_mean needs finite bounds, got Box\(.*inf.*\) at action 'go'"):
-        mlp((4,), squash_mean=True).init(KEY, spec)
+        MLP((4,), head=PolicyAndValue(squash_mean=True)).init(KEY, spec)
     with pytest.raises(ValueError, match=r"squash_mean must be False where no action is a Box, got Discrete\(n=2"):
-        mlp((4,), squash_mean=True).init(KEY, EnvSpec(VECTOR, Discrete(2)))
-    assert nature_cnn(std="state", squash_mean=True) == ActorCritic((512,), "relu", True, std="state", squash_mean=True)
+        MLP((4,), head=PolicyAndValue(squash_mean=True)).init(KEY, EnvSpec(VECTOR, Discrete(2)))
 
 
 def test_without_hidden_layers_it_is_linear():
-    network = mlp(())
+    network = MLP((), head=PolicyAndValue())
     variables, obs, (logits, value) = outputs(network, EnvSpec(VECTOR, Discrete(2)))
     twice = network.apply(variables, 2 * obs)[0]
     np.testing.assert_allclose(twice[0], 2 * logits, rtol=1e-5)
@@ -245,7 +248,7 @@ def test_without_hidden_layers_it_is_linear():
 
 @pytest.mark.parametrize(("activation", "at_minus_one"), [("tanh", np.tanh(-1)), ("relu", 0.0), ("elu", np.expm1(-1.0))])
 def test_the_activation_is_the_one_asked_for(activation, at_minus_one):
-    network = mlp((1,), activation)
+    network = MLP((1,), activation=activation, head=PolicyAndValue())
     variables = network.init(KEY, EnvSpec(Box([-1.0], [1.0]), Discrete(2)))
     params = jax.tree.map(jnp.ones_like, variables.params)
     params["critic"]["dense"]["layers"][0]["bias"] = jnp.zeros(1)
@@ -255,7 +258,8 @@ def test_the_activation_is_the_one_asked_for(activation, at_minus_one):
 
 
 def test_the_critic_may_have_layers_of_its_own():
-    network, spec = mlp((2,), "tanh", value_hidden=(3, 1), value_activation="relu"), EnvSpec(VECTOR, Discrete(2))
+    network = MLP((2,), activation="tanh", head=PolicyAndValue(value_hidden=(3, 1), value_activation="relu"))
+    spec = EnvSpec(VECTOR, Discrete(2))
     variables = network.init(jax.random.key(0), spec)
     shapes = {
         role: [layer["kernel"].shape[1] for layer in variables.params[role]["dense"]["layers"].values()]
@@ -272,10 +276,11 @@ def test_the_critic_may_have_layers_of_its_own():
 
 
 def test_settings_are_values():
-    assert mlp((4,)) == ActorCritic((4,)) and hash(mlp((4,))) == hash(mlp((4,))) and mlp((4,)) != mlp((5,))
-    assert isinstance(mlp(), Network)
+    network = MLP((4,), head=PolicyAndValue())
+    assert network == MLP((4,), head=PolicyAndValue()) != MLP((5,), head=PolicyAndValue())
+    assert hash(network) == hash(MLP((4,), head=PolicyAndValue())) and isinstance(network, Network)
     spec = EnvSpec(VECTOR, Discrete(2))
-    a, b, c = (mlp((4,)).init(jax.random.key(seed), spec) for seed in (0, 0, 1))
+    a, b, c = (MLP((4,), head=PolicyAndValue()).init(jax.random.key(seed), spec) for seed in (0, 0, 1))
     assert same_bits(a, b) and not same_bits(a, c)
     # One structure, so that two networks made alike compile once.
     assert jax.tree.structure(a) == jax.tree.structure(c) and hash(jax.tree.structure(a)) == hash(jax.tree.structure(c))
@@ -284,35 +289,80 @@ def test_settings_are_values():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"hidden": (0,)}, "network: hidden must be an integer >= 1, got 0"),
-        ({"hidden": (64, 1.5)}, "network: hidden must be an integer >= 1, got 1.5"),
-        ({"activation": "tahn"}, "network: activation must be one of 'tanh', 'relu', .*got 'tahn'"),
-        ({"log_std": float("nan")}, "network: log_std must be a number"),
-        ({"shared_torso": "no"}, "network: shared_torso must be one of True, False, got 'no'"),
-        ({"std": "learned"}, "network: std must be one of 'free', 'state', 'fixed', 'sde', got 'learned'"),
-        ({"squash_mean": None}, "network: squash_mean must be one of True, False, got None"),
-        ({"orthogonal": 1}, "network: orthogonal must be one of True, False, got 1"),
-        ({"value_hidden": (4, 0)}, "network: value_hidden must be an integer >= 1, got 0"),
-        ({"value_activation": "rule"}, "network: value_activation must be one of None, 'tanh', .*got 'rule'"),
-        (
-            {"value_hidden": (4,), "shared_torso": True},
-            r"network: value_hidden must be None where shared_torso is True, got \(4,\)",
-        ),
-        ({"hidden": 64}, r"network: hidden must be widths such as \(64, 64\), got 64"),
-        ({"hidden": "64"}, r"network: hidden must be widths such as \(64, 64\), got '64'"),
+        ({"hidden": (0,)}, "MLP: hidden must be an integer >= 1, got 0"),
+        ({"hidden": (64, 1.5)}, "MLP: hidden must be an integer >= 1, got 1.5"),
+        ({"hidden": 64}, r"MLP: hidden must be widths such as \(64, 64\), got 64"),
+        ({"hidden": "64"}, r"MLP: hidden must be widths such as \(64, 64\), got '64'"),
+        ({"activation": "tahn"}, "MLP: activation must be one of None, 'tanh', 'relu', .*got 'tahn'"),
+        ({"orthogonal": 1}, "MLP: orthogonal must be one of None, True, False, got 1"),
+        ({"norm": "batch"}, "MLP: norm must be one of None, 'layer', got 'batch'"),
+        ({"head": PolicyAndValue}, r"MLP: head must be PolicyAndValue\(\), QValues\(\) or Quantiles\(\), got <class"),
     ],
 )
 def test_a_wrong_setting_is_named(monkeypatch, settings, said):
     # The tests' own type checker would be faster to object.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):
-        ActorCritic(**settings)
+        MLP(**settings)
 
 
-@pytest.mark.parametrize("network", [polyak.q_mlp(), polyak.q_gru(), polyak.iqn_mlp()], ids=["q_mlp", "q_gru", "iqn_mlp"])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"log_std": float("nan")}, "PolicyAndValue: log_std must be a number"),
+        ({"shared_torso": "no"}, "PolicyAndValue: shared_torso must be one of None, True, False, got 'no'"),
+        ({"std": "learned"}, "PolicyAndValue: std must be one of 'free', 'state', 'fixed', 'sde', got 'learned'"),
+        ({"squash_mean": None}, "PolicyAndValue: squash_mean must be one of True, False, got None"),
+        ({"value_hidden": (4, 0)}, "PolicyAndValue: value_hidden must be an integer >= 1, got 0"),
+        ({"value_activation": "rule"}, "PolicyAndValue: value_activation must be one of None, 'tanh', .*got 'rule'"),
+        ({"value_hidden": (4,), "shared_torso": True}, r"MLP: value_hidden must be None where the torso is shared, got \(4,\)"),
+    ],
+)
+def test_a_wrong_setting_of_the_head_is_named(monkeypatch, settings, said):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises((TypeError, ValueError), match=said):
+        MLP(head=PolicyAndValue(**settings))
+
+
+def test_layers_of_a_critic_are_rejected_where_the_torso_is_usually_shared():
+    with pytest.raises(ValueError, match="NatureCNN: value_activation must be None where the torso is shared, got 'relu'"):
+        NatureCNN(head=PolicyAndValue(value_activation="relu"))
+    own = NatureCNN(head=PolicyAndValue(value_activation="elu", shared_torso=False))
+    assert own.critic == dataclasses.replace(own.dense, activation="elu")
+
+
+def test_the_activation_and_the_weights_are_those_of_the_head_where_they_are_not_set():
+    by_head = [MLP((4,), head=head).dense for head in (PolicyAndValue(), polyak.QValues(), polyak.Quantiles())]
+    relu = DenseSettings((4,), "relu", False)
+    assert by_head == [DenseSettings((4,), "tanh", True), relu, relu]
+    network = MLP((4,), activation="elu", orthogonal=True, head=polyak.QValues(noisy=True))
+    assert network.dense == DenseSettings((4,), "elu", True, noisy=True)
+    assert NatureCNN(head=PolicyAndValue()).dense == DenseSettings((512,), "relu", True)
+
+
+@pytest.mark.parametrize("network", [MLP((4,)), polyak.GRU(4)])
+def test_a_network_without_a_head_is_rejected_outside_of_an_agent(network):
+    said = rf"{type(network).__name__}: head must be set outside of an agent, such as \w+\(head=PolicyAndValue\(\)\), got None"
+    with pytest.raises(ValueError, match=said):
+        network.init(KEY, EnvSpec(VECTOR, Discrete(4)))
+
+
+def test_an_agent_completes_its_network():
+    spec = EnvSpec(VECTOR, Discrete(4))
+    made = [agent(spec, network=MLP((4,))).network for agent in (polyak.PPO, polyak.DQN, polyak.IQN)]
+    assert made == [MLP((4,), head=head) for head in (PolicyAndValue(), polyak.QValues(), polyak.Quantiles())]
+    distributional = polyak.C51(spec, network=MLP((4,), head=polyak.QValues(dueling=True)))
+    assert distributional.network.head == polyak.QValues(dueling=True, outputs=51)
+    exploring = polyak.PPO(EnvSpec(VECTOR, Box([-1.0], [1.0])), network=MLP((4,)), sde_sample_freq=4)
+    assert exploring.network.head == PolicyAndValue(std="sde")
+
+
+@pytest.mark.parametrize(
+    "network", [MLP(head=polyak.QValues()), polyak.GRU(head=polyak.QValues()), MLP(head=polyak.Quantiles())]
+)
 def test_agents_of_actor_critics_reject_networks_of_action_values(network):
     for agent in (polyak.PPO, polyak.A2C, polyak.IMPALA):
-        said = rf"{agent.__name__}: network must return \(action_params, value\), such as polyak\.mlp\(\), got one of action"
+        said = rf"{agent.__name__}: network must have the head PolicyAndValue, got {type(network.head).__name__}\(\)"
         with pytest.raises(ValueError, match=said):
             agent(EnvSpec(VECTOR, Discrete(4)), network=network)
 
@@ -322,7 +372,7 @@ def test_parts_may_be_called_as_the_methods_of_containers(std):
     names = ("items", "items_", "keys", "pop", "update", "train", "eval", "sow", "set_attributes", "__class__")
     # Each of its own size, so that no two can share their parameters.
     action = Dict({name: Box(-np.ones(size), np.ones(size)) for size, name in enumerate(names, 1)})
-    _, _, (params, _) = outputs(mlp((4,), std=std, log_std=-1.0), EnvSpec(VECTOR, action))
+    _, _, (params, _) = outputs(MLP((4,), head=PolicyAndValue(std=std, log_std=-1.0)), EnvSpec(VECTOR, action))
     for size, name in enumerate(names, 1):
         assert params[name]["loc"].shape == (5, size) and params[name]["log_scale"].shape[-1] == size
         assert jnp.all(params[name]["log_scale"] == -1.0)
@@ -330,5 +380,7 @@ def test_parts_may_be_called_as_the_methods_of_containers(std):
 
 def test_answers_are_float32_where_jax_holds_doubles():
     with jax.enable_x64(True):
-        _, _, answers = outputs(mlp((4,)), EnvSpec(VECTOR, Dict({"go": Box([-1.0], [1.0]), "on": Discrete(2)})))
+        _, _, answers = outputs(
+            MLP((4,), head=PolicyAndValue()), EnvSpec(VECTOR, Dict({"go": Box([-1.0], [1.0]), "on": Discrete(2)}))
+        )
     assert {x.dtype for x in jax.tree.leaves(answers)} == {jnp.dtype(jnp.float32)}

@@ -133,5 +133,5 @@ def test_the_mean_of_an_actor_is_clipped():
     for wrong in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="clip_mean must be"):
             polyak.Actor(clip_mean=wrong)
-    with pytest.raises(ValueError, match=r"network: clip_mean must be None with squash_mean=True, got 0\.5"):
+    with pytest.raises(ValueError, match=r"Actor: clip_mean must be None with squash_mean=True, got 0\.5"):
         polyak.Actor(squash_mean=True, clip_mean=0.5)

@@ -1,15 +1,17 @@
 """Networks of action values: their shapes, dueling heads, noise, normalisation, and quantiles."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import Quantiles, QValues
 from polyak.networks.noisy import NoisyLayer
-from polyak.networks.q_network import ExpectedValues, QNetwork, is_noisy, q_network_or_default
-from polyak.networks.quantile_network import iqn_network_or_default
+from polyak.networks.q_network import ExpectedValues, is_noisy, q_network_or_default
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Discrete(4))
@@ -21,25 +23,35 @@ def applied(network, key=None, obs=OBS, spec=SPEC):
     return network.apply(network.init(KEY, spec), obs, key=key)[0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"dueling": True}, {"noisy": True}, {"norm": "layer"}, {"hidden": ()}])
-def test_values_and_distributions_of_all_actions(settings):
-    q, value = applied(QNetwork(**settings))
+@pytest.mark.parametrize(
+    "network",
+    [
+        MLP(head=QValues()),
+        MLP(head=QValues(dueling=True)),
+        MLP(head=QValues(noisy=True)),
+        MLP(norm="layer", head=QValues()),
+        MLP((), head=QValues()),
+    ],
+)
+def test_values_and_distributions_of_all_actions(network):
+    q, value = applied(network)
     assert q.shape == (5, 4) and value.shape == (5,)
     np.testing.assert_array_equal(value, q.max(axis=1))
-    assert applied(QNetwork(**settings, outputs=7)).shape == (5, 4, 7)
+    head = dataclasses.replace(network.head, outputs=7)
+    assert applied(dataclasses.replace(network, head=head)).shape == (5, 4, 7)
 
 
 def test_images_go_through_convolutions():
     obs = jnp.zeros((2, 36, 36, 4), jnp.uint8)
-    assert q_network_or_default("DQN", None, IMAGE).hidden == (512,)
-    assert applied(polyak.q_nature_cnn((16,)), obs=obs, spec=IMAGE)[0].shape == (2, 4)
-    assert iqn_network_or_default("IQN", None, IMAGE).hidden == (512,)
-    assert applied(polyak.iqn_nature_cnn((16,)), obs=obs, spec=IMAGE)[0].shape == (2, 4)
+    assert q_network_or_default("DQN", None, IMAGE, QValues()).hidden == (512,)
+    assert applied(NatureCNN((16,), head=QValues()), obs=obs, spec=IMAGE)[0].shape == (2, 4)
+    assert q_network_or_default("IQN", None, IMAGE, Quantiles()).hidden == (512,)
+    assert applied(NatureCNN((16,), head=Quantiles()), obs=obs, spec=IMAGE)[0].shape == (2, 4)
 
 
 @pytest.mark.parametrize("outputs", [None, 3])
 def test_the_mean_advantage_of_a_dueling_network_is_zero(outputs):
-    network = QNetwork((8,), dueling=True, outputs=outputs)
+    network = MLP((8,), head=QValues(dueling=True, outputs=outputs))
     variables = network.init(KEY, SPEC)
     # Without its value head, what is left are the advantages.
     head = variables.params["head"]["value"]
@@ -49,7 +61,7 @@ def test_the_mean_advantage_of_a_dueling_network_is_zero(outputs):
 
 
 def test_layer_norm_makes_features_independent_of_the_scale_of_weights():
-    network = QNetwork((8,), norm="layer")
+    network = MLP((8,), norm="layer", head=QValues())
     variables = network.init(KEY, SPEC)
     before = network.apply(variables, OBS)[0][0]
     layer = variables.params["dense"]["layers"][0]
@@ -58,14 +70,14 @@ def test_layer_norm_makes_features_independent_of_the_scale_of_weights():
 
 
 def test_noise_is_drawn_with_the_key_for_each_row():
-    network = QNetwork((8,), noisy=True)
+    network = MLP((8,), head=QValues(noisy=True))
     same_rows = jnp.broadcast_to(OBS[:1], OBS.shape)
     one, again, other = (applied(network, jax.random.key(seed), same_rows)[0] for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
     assert (np.asarray(one) != other).any() and (np.asarray(one)[0] != np.asarray(one)[1]).any()
     mean = applied(network, None, same_rows)[0]
     np.testing.assert_array_equal(mean, np.broadcast_to(mean[:1], mean.shape))
-    assert is_noisy(network) and is_noisy(ExpectedValues(network)) and not is_noisy(QNetwork())
+    assert is_noisy(network) and is_noisy(ExpectedValues(network)) and not is_noisy(MLP(head=QValues()))
 
 
 def test_noise_of_a_layer_has_the_mean_and_variance_of_factorised_noise():
@@ -82,12 +94,12 @@ def test_noise_of_a_layer_has_the_mean_and_variance_of_factorised_noise():
 
 def test_expected_values_are_means_of_atoms_and_of_quantiles():
     logits = jnp.log(jnp.array([[[0.2, 0.3, 0.5], [1.0, 1e-9, 1e-9]]]))
-    np.testing.assert_allclose(ExpectedValues(QNetwork(), (-1.0, 1.0)).q(logits), [[0.3, -1.0]], atol=1e-6)
-    np.testing.assert_allclose(ExpectedValues(QNetwork()).q(jnp.array([[[1.0, 2.0, 6.0]]])), [[3.0]])
+    np.testing.assert_allclose(ExpectedValues(MLP(head=QValues()), (-1.0, 1.0)).q(logits), [[0.3, -1.0]], atol=1e-6)
+    np.testing.assert_allclose(ExpectedValues(MLP(head=QValues())).q(jnp.array([[[1.0, 2.0, 6.0]]])), [[3.0]])
 
 
 def test_quantiles_depend_on_their_fraction_and_row_only():
-    network = polyak.iqn_mlp((8, 8), dueling=True)
+    network = MLP((8, 8), head=Quantiles(dueling=True))
     variables = network.init(KEY, SPEC)
     tau = jnp.asarray(np.random.default_rng(1).uniform(size=(5, 6)), jnp.float32)
     quantiles = network.quantiles(variables, OBS, tau)
@@ -101,10 +113,13 @@ def test_quantiles_depend_on_their_fraction_and_row_only():
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (lambda: QNetwork((0,)), "hidden must be an integer"),
-        (lambda: QNetwork(outputs=0), "outputs must be an integer"),
-        (lambda: polyak.iqn_mlp(()), "hidden must have at least one layer"),
-        (lambda: iqn_network_or_default("IQN", polyak.q_mlp(), SPEC), "must have init, apply and quantiles, such as iqn_mlp"),
+        (lambda: MLP((0,), head=QValues()), "hidden must be an integer"),
+        (lambda: MLP(head=QValues(outputs=0)), "outputs must be an integer"),
+        (lambda: MLP((), head=Quantiles()), "hidden must have at least one layer"),
+        (
+            lambda: q_network_or_default("IQN", MLP(head=QValues()), SPEC, Quantiles()),
+            "IQN: network must have the head Quantiles",
+        ),
     ],
 )
 def test_settings_of_networks_are_checked(network, message):

@@ -11,18 +11,19 @@ import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import Network, RecurrentNetwork
-from polyak.networks.actor_critic import check_actor_critic, mlp
-from polyak.networks.layers import LayerSettings
-from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm, reset_carry, unroll
+from polyak.networks.actor_critic import check_actor_critic
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
+from polyak.networks.recurrent import GRU, LSTM, Recurrent, reset_carry, unroll
 from tests.agents.rollouts import same_bits, sample
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-1.0] * 3, [1.0] * 3), Box([-1.0] * 2, [1.0] * 2))
 NETWORKS = {
-    "lstm": lstm(4, (3,)),
-    "gru": gru(4, (3,)),
-    "shared": lstm(4, (3,), shared_torso=True),
-    "without layers": gru(3, (), std="state"),
+    "lstm": LSTM(4, hidden=(3,), head=PolicyAndValue()),
+    "gru": GRU(4, hidden=(3,), head=PolicyAndValue()),
+    "shared": LSTM(4, hidden=(3,), head=PolicyAndValue(shared_torso=True)),
+    "without layers": GRU(3, hidden=(), head=PolicyAndValue(std="state")),
 }
 NUM_STEPS, NUM_ENVS = 6, 3
 each_network = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
@@ -41,14 +42,14 @@ class Own:
     """A user's network, whose memory is the sum of what it saw, and begins at 10."""
 
     def init(self, key, spec):
-        return mlp((2,)).init(key, spec)
+        return MLP((2,), head=PolicyAndValue()).init(key, spec)
 
     def initial_carry(self, batch_size):
         return {"sum": jnp.full((batch_size, 3), 10.0)}
 
     def apply(self, variables, obs, carry=(), *, train=False, key=None):
         total = carry["sum"] + obs
-        out, _, stats = mlp((2,)).apply(variables, total)
+        out, _, stats = MLP((2,), head=PolicyAndValue()).apply(variables, total)
         return out, {"sum": total}, stats
 
 
@@ -104,13 +105,13 @@ def slow(network, params, obs, first, carry):
     outs = {}
     for name, head in (("actor", params["policy"]["linear"]), ("critic", params["value"])):
         layers, cell = params[name]["torso"]["dense"]["layers"], params[name]["cell"]
-        bias = cell["dense_h" if network.cell == "lstm" else "dense_i"]["bias"]
+        bias = cell["dense_h" if isinstance(network, LSTM) else "dense_i"]["bias"]
         weights = (cell["dense_i"]["kernel"], cell["dense_h"]["kernel"], bias)
         memory, outs[name] = carry[name], []
         for t in range(NUM_STEPS):
             memory = jax.tree.map(lambda x, now=first[t]: np.where(np.asarray(now)[:, None], 0.0, x), memory)
             x = np.tanh(obs[t] @ layers[0]["kernel"] + layers[0]["bias"])
-            if network.cell == "lstm":
+            if isinstance(network, LSTM):
                 memory, out = slow_lstm(weights, x, *memory)
             else:
                 memory, out = slow_gru(weights, x, memory)
@@ -118,7 +119,9 @@ def slow(network, params, obs, first, carry):
     return np.array(outs["actor"]), np.array(outs["critic"])[..., 0]
 
 
-@pytest.mark.parametrize("network", [lstm(4, (3,)), gru(4, (3,))], ids=["lstm", "gru"])
+@pytest.mark.parametrize(
+    "network", [LSTM(4, hidden=(3,), head=PolicyAndValue()), GRU(4, hidden=(3,), head=PolicyAndValue())], ids=["lstm", "gru"]
+)
 def test_the_cells_are_those_of_the_textbook(network):
     variables, carry = grown(network), random_carry(network)
     obs, first = data()
@@ -161,24 +164,27 @@ def test_no_carry_is_the_initial_one(network):
     initial = network.initial_carry(NUM_ENVS)
     close(unrolled(network, variables, obs, first, ()), unrolled(network, variables, obs, first, initial), atol=0, rtol=0)
     assert same_bits(reset_carry(network, (), first[0]), initial)
-    if isinstance(network, RecurrentActorCritic):
+    if isinstance(network, Recurrent):
         assert same_bits(network.apply(variables, obs[0]), network.apply(variables, obs[0], initial))
 
 
 def test_a_network_without_memory_has_nothing_to_reset():
-    assert reset_carry(mlp(), (), jnp.ones(3, bool)) == ()
-    assert isinstance(lstm(), RecurrentNetwork) and isinstance(lstm(), Network) and isinstance(lstm(), LayerSettings)
-    assert not isinstance(mlp(), RecurrentNetwork)
+    assert reset_carry(MLP(head=PolicyAndValue()), (), jnp.ones(3, bool)) == ()
+    assert isinstance(LSTM(), RecurrentNetwork) and isinstance(LSTM(), Network) and not isinstance(MLP(), RecurrentNetwork)
 
 
 def test_the_carry_has_a_part_for_each_cell():
     pair = {"actor": ((5, 4), (5, 4)), "critic": ((5, 4), (5, 4))}
     shapes = [jax.tree.map(jnp.shape, network.initial_carry(5)) for network in NETWORKS.values()]
     assert shapes == [pair, {"actor": (5, 4), "critic": (5, 4)}, {"actor": pair["actor"]}, {"actor": (5, 3), "critic": (5, 3)}]
-    assert all(x.dtype == jnp.float32 and not x.any() for x in jax.tree.leaves(lstm().initial_carry(5)))
+    assert all(x.dtype == jnp.float32 and not x.any() for x in jax.tree.leaves(LSTM(head=PolicyAndValue()).initial_carry(5)))
 
 
-@pytest.mark.parametrize("network", [lstm(3, (2,)), gru(3, (2,), shared_torso=True)], ids=["lstm", "gru shared"])
+@pytest.mark.parametrize(
+    "network",
+    [LSTM(3, hidden=(2,), head=PolicyAndValue()), GRU(3, hidden=(2,), head=PolicyAndValue(shared_torso=True))],
+    ids=["lstm", "gru shared"],
+)
 def test_gradients_through_time_are_finite_differences(network):
     variables, carry = grown(network), random_carry(network)
     obs, first = data()
@@ -223,7 +229,7 @@ def test_many_sets_of_weights_at_once():
 def test_observations_of_every_kind_go_in():
     image = Box(0, 255, (36, 36, 1), np.uint8)
     spec = EnvSpec(Dict({"cam": image, "n": Discrete(3), "x": SPEC.obs}), Dict({"a": Discrete(2), "b": SPEC.action}))
-    network = lstm(3, (2,), shared_torso=True)
+    network = LSTM(3, hidden=(2,), head=PolicyAndValue(shared_torso=True))
     variables, (obs, first) = jax.jit(lambda key: network.init(key, spec))(KEY), data(spec=spec)
     (params, value), _ = unrolled(network, variables, obs, first, ())
     wanted = {"a": (2,), "b": {"loc": (2,), "log_scale": (2,)}}
@@ -232,7 +238,9 @@ def test_observations_of_every_kind_go_in():
 
 
 def test_a_fresh_cell_has_orthogonal_recurrent_weights_and_an_open_forget_gate():
-    of_lstm, of_gru = (fresh(n, KEY).params for n in (lstm(3, (2,)), gru(3, (2,))))
+    of_lstm, of_gru = (
+        fresh(n, KEY).params for n in (LSTM(3, hidden=(2,), head=PolicyAndValue()), GRU(3, hidden=(2,), head=PolicyAndValue()))
+    )
     assert np.array_equal(of_lstm["actor"]["cell"]["dense_h"]["bias"], np.repeat([0, 1, 0, 0], 3))
     assert not of_gru["actor"]["cell"]["dense_i"]["bias"].any()
     for params in (of_lstm, of_gru):
@@ -243,9 +251,8 @@ def test_a_fresh_cell_has_orthogonal_recurrent_weights_and_an_open_forget_gate()
 
 
 def test_recurrent_networks_are_compared_and_hashed_by_value():
-    assert lstm(4) == RecurrentActorCritic("lstm", 4) != gru(4) and hash(lstm(4)) == hash(lstm(4))
-    assert gru(4, (8,), log_std=-1.0) == RecurrentActorCritic("gru", 4, (8,), log_std=-1.0)
-    a, b = (fresh(lstm(3, (2,)), jax.random.key(seed)) for seed in (0, 1))
+    assert LSTM(4) == LSTM(4) != GRU(4) and hash(LSTM(4)) == hash(LSTM(4)) and LSTM(4) != LSTM(4, head=PolicyAndValue())
+    a, b = (fresh(LSTM(3, hidden=(2,), head=PolicyAndValue()), jax.random.key(seed)) for seed in (0, 1))
     assert jax.tree.structure(a) == jax.tree.structure(b) and hash(jax.tree.structure(a)) == hash(jax.tree.structure(b))
     assert not same_bits(a, b)
 
@@ -253,18 +260,20 @@ def test_recurrent_networks_are_compared_and_hashed_by_value():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cell": "rnn"}, "network: cell must be one of 'lstm', 'gru', got 'rnn'"),
-        ({"width": 0}, "network: width must be an integer >= 1, got 0"),
-        ({"hidden": 64}, r"network: hidden must be widths such as \(64, 64\), got 64"),
-        ({"std": "learned"}, "network: std must be one of 'free', 'state', 'fixed', got 'learned'"),
-        ({"shared_torso": 1}, "network: shared_torso must be one of True, False, got 1"),
+        ({"width": 0}, r"LSTM: width must be an integer in \[1, 65536\], got 0"),
+        ({"hidden": 64}, r"LSTM: hidden must be widths such as \(64, 64\), got 64"),
+        ({"head": PolicyAndValue(std="sde")}, "LSTM: std must be 'free', 'state' or 'fixed' in a recurrent network, got 'sde'"),
+        ({"head": PolicyAndValue(value_hidden=(4,))}, "LSTM: value_hidden and value_activation must be None in a recurrent"),
+        ({"head": QValues(noisy=True)}, "LSTM: a recurrent network has no noise, outputs or quantiles, got QValues"),
+        ({"head": QValues(outputs=3)}, "LSTM: a recurrent network has no noise, outputs or quantiles, got QValues"),
+        ({"head": Quantiles()}, "LSTM: a recurrent network has no noise, outputs or quantiles, got Quantiles"),
     ],
 )
 def test_a_wrong_setting_is_named(monkeypatch, settings, said):
     # The tests' own type checker would be faster to object.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises((TypeError, ValueError), match=said):
-        RecurrentActorCritic(**settings)
+        LSTM(**settings)
 
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)

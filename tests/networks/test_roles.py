@@ -12,9 +12,10 @@ from flax import linen, nnx
 from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
-from polyak.networks.recurrent import lstm
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import LSTM
 from polyak.networks.roles import _is_kernel, check_kernels, kernel_roles, roles, sum_of_squares
 
 KEY = jax.random.key(0)
@@ -80,20 +81,20 @@ def of_part(found, part):
 
 @pytest.mark.parametrize("std", ["free", "state"])
 def test_separate_torsos_belong_to_their_heads(std):
-    found = named(mlp((4, 3), std=std), BOX)
+    found = named(MLP((4, 3), head=PolicyAndValue(std=std)), BOX)
     assert of_part(found, "['actor']") == of_part(found, "['policy']") == "policy"
     assert of_part(found, "['critic']") == of_part(found, "['value']") == "value"
 
 
 def test_a_shared_torso_belongs_to_both():
-    found = named(mlp((4, 3), shared_torso=True))
+    found = named(MLP((4, 3), head=PolicyAndValue(shared_torso=True)))
     assert of_part(found, "['policy']") == "policy" and of_part(found, "['value']") == "value"
     assert {role for path, role in found.items() if "dense" in path} == {"shared"}
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_memory_belongs_to_whom_it_serves(shared):
-    found = named(lstm(3, (2,), shared_torso=shared))
+    found = named(LSTM(3, hidden=(2,), head=PolicyAndValue(shared_torso=shared)))
     assert of_part(found, "['actor']") == ("shared" if shared else "policy")
     assert shared or of_part(found, "['critic']") == "value"
 
@@ -122,8 +123,8 @@ COEFFICIENTS = {"policy": 0.1, "value": 0.2, "shared": 0.3}
 @pytest.mark.parametrize(
     ("network", "spec"),
     [
-        (mlp((4, 3)), BOX),
-        (mlp((4, 3), shared_torso=True, std="state"), BOX),
+        (MLP((4, 3), head=PolicyAndValue()), BOX),
+        (MLP((4, 3), head=PolicyAndValue(shared_torso=True, std="state")), BOX),
         (FlaxNNX(OwnNNX), SPEC),
         (FlaxLinen(OwnLinen()), SPEC),
         (Equinox(OwnEquinox), SPEC),
@@ -140,8 +141,8 @@ def test_kernels_alone_have_a_role(network, spec):
 
 
 def test_the_penalty_is_the_sum_of_squares_of_a_roles_kernels():
-    variables = mlp((4,)).init(KEY, SPEC)
-    kernels = kernel_roles(mlp((4,)), variables, SPEC)
+    variables = MLP((4,), head=PolicyAndValue()).init(KEY, SPEC)
+    kernels = kernel_roles(MLP((4,), head=PolicyAndValue()), variables, SPEC)
     params = jax.tree.map(lambda x: x + 1.0, variables.params)
     critic = [params["critic"]["dense"]["layers"][0]["kernel"], params["value"]["kernel"]]
     wanted = sum(float(np.sum(np.square(kernel))) for kernel in critic)
@@ -150,18 +151,26 @@ def test_the_penalty_is_the_sum_of_squares_of_a_roles_kernels():
 
 
 def test_without_a_coefficient_nothing_is_looked_for():
-    check_kernels("PPO", mlp(), SPEC, {})
+    check_kernels("PPO", MLP(head=PolicyAndValue()), SPEC, {})
 
 
 @pytest.mark.parametrize(
     ("network", "setting", "said"),
     [
-        (mlp((4,)), "l2_shared", "l2_shared must be None for a network without shared kernels; it has policy, value"),
-        (lstm(3, (2,)), "l2_shared", "l2_shared must be None for a network without shared kernels; it has policy, value"),
+        (
+            MLP((4,), head=PolicyAndValue()),
+            "l2_shared",
+            "l2_shared must be None for a network without shared kernels; it has policy, value",
+        ),
+        (
+            LSTM(3, hidden=(2,), head=PolicyAndValue()),
+            "l2_shared",
+            "l2_shared must be None for a network without shared kernels; it has policy, value",
+        ),
         (FlaxLinen(OwnLinen()), "l2_shared", "l2_shared must be None .* it has policy, value"),
         (FlaxNNX(OwnNNX), None, None),
-        (mlp((4,), shared_torso=True), None, None),
-        (mlp(()), None, "l2_shared"),
+        (MLP((4,), head=PolicyAndValue(shared_torso=True)), None, None),
+        (MLP((), head=PolicyAndValue()), None, "l2_shared"),
     ],
 )
 def test_a_coefficient_of_kernels_that_there_are_not_is_refused_by_name(network, setting, said):
@@ -192,9 +201,9 @@ def test_a_policy_without_kernels_has_none_to_punish():
 
 def test_l2_shared_needs_a_shared_torso_for_images():
     image = EnvSpec(Box(0, 255, (36, 36, 1), np.uint8), Discrete(2))
-    PPOKL(image, network=nature_cnn((4,)), l2_shared=0.1)
+    PPOKL(image, network=NatureCNN((4,), head=PolicyAndValue()), l2_shared=0.1)
     with pytest.raises(ValueError, match="l2_shared"):
-        PPOKL(image, network=nature_cnn((4,), shared_torso=False), l2_shared=0.1)
+        PPOKL(image, network=NatureCNN((4,), head=PolicyAndValue(shared_torso=False)), l2_shared=0.1)
 
 
 def test_a_kernel_is_known_by_its_own_name_not_by_its_modules():
@@ -227,4 +236,4 @@ def test_towers_under_checkpoint_are_told_apart():
 
 @pytest.mark.parametrize("zero", [0, 0.0, np.float32(0), np.zeros(()), jnp.zeros(())])
 def test_a_coefficient_of_zero_needs_no_kernels(zero, unchecked):
-    check_kernels("PPO", mlp((4,)), SPEC, {"shared": zero})
+    check_kernels("PPO", MLP((4,), head=PolicyAndValue()), SPEC, {"shared": zero})

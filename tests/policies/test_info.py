@@ -88,9 +88,11 @@ def test_with_info_adds_the_value_where_a_policy_has_one():
 
 
 EXPLORERS = {
-    "random start": lambda: polyak.PPO(BOX, network=polyak.mlp((8,))),
-    "sde": lambda: polyak.PPO(BOX, network=polyak.mlp((8,), std="sde"), sde_sample_freq=4),
-    "noisy": lambda: polyak.DQN(SPEC, network=polyak.q_mlp((8,), noisy=True), replay=polyak.UniformReplay(100)),
+    "random start": lambda: polyak.PPO(BOX, network=polyak.MLP((8,), head=polyak.PolicyAndValue())),
+    "sde": lambda: polyak.PPO(BOX, network=polyak.MLP((8,), head=polyak.PolicyAndValue(std="sde")), sde_sample_freq=4),
+    "noisy": lambda: polyak.DQN(
+        SPEC, network=polyak.MLP((8,), head=polyak.QValues(noisy=True)), replay=polyak.UniformReplay(100)
+    ),
     "actor": lambda: polyak.SAC(
         dataclasses.replace(BOX, action_scaling="rescale"),
         actor=polyak.Actor((8,)),

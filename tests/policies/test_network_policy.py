@@ -10,8 +10,9 @@ import pytest
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Policy, TimeStep, Variables
-from polyak.networks.actor_critic import mlp
-from polyak.networks.recurrent import gru, lstm
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return
@@ -32,7 +33,7 @@ def fresh(network, spec):
     return jax.eval_shape(lambda key: network.init(key, spec), KEY)
 
 
-def policy_for(spec, scale=1.0, network=mlp((5,)), **settings):  # noqa: B008
+def policy_for(spec, scale=1.0, network=MLP((5,), head=PolicyAndValue()), **settings):  # noqa: B008
     """A policy with random parameters, so that different observations have different actions."""
     variables = fresh(network, spec)
     rng = np.random.default_rng(0)
@@ -126,7 +127,10 @@ def test_every_collecting_policy_predicts():
     assert DiscountedReturn(inner, 0.9).predict(np.ones(3)) == inner.predict(np.ones(3))
 
 
-REMEMBERS = {"lstm": lstm(3, (2,)), "gru": gru(3, (2,), shared_torso=True)}
+REMEMBERS = {
+    "lstm": LSTM(3, hidden=(2,), head=PolicyAndValue()),
+    "gru": GRU(3, hidden=(2,), head=PolicyAndValue(shared_torso=True)),
+}
 each_memory = pytest.mark.parametrize("network", REMEMBERS.values(), ids=REMEMBERS.keys())
 
 
@@ -170,7 +174,7 @@ def test_wrappers_pass_the_carry_through(network):
     assert jax.tree.structure(pair) == jax.tree.structure(nested.initial_state(2))
 
 
-@pytest.mark.parametrize("network", [mlp((5,)), REMEMBERS["gru"]], ids=["mlp", "gru"])
+@pytest.mark.parametrize("network", [MLP((5,), head=PolicyAndValue()), REMEMBERS["gru"]], ids=["mlp", "gru"])
 def test_return_info_stores_value_and_params(network):
     policy = policy_for(BOX, network=network, return_info=True)
     obs = jnp.ones((4, 3))
@@ -198,12 +202,12 @@ def test_squashed_actions_lie_between_minus_one_and_one_and_reach_the_bounds():
 
 
 def test_numpy_acting_is_limited_to_supported_networks():
-    def suits(network=mlp((5,)), **settings):  # noqa: B008
+    def suits(network=MLP((5,), head=PolicyAndValue()), **settings):  # noqa: B008
         policy = NetworkPolicy(Variables({}), None, network, BOX, **settings)
         is_small = numpy_actor(policy, 2) is not None
         assert is_small == (numpy_actor(DiscountedReturn(policy, 0.9), 2) is not None)
         return is_small
 
-    assert suits() and suits(squash=True) and suits(mlp((5,), squash_mean=True))
-    assert suits(return_info=True) and not suits(mlp((5,), value_hidden=(1024, 1024)), return_info=True)
-    assert not suits(REMEMBERS["lstm"]) and not suits(mlp((5,), std="state"))
+    assert suits() and suits(squash=True) and suits(MLP((5,), head=PolicyAndValue(squash_mean=True)))
+    assert suits(return_info=True) and not suits(MLP((5,), head=PolicyAndValue(value_hidden=(1024, 1024))), return_info=True)
+    assert not suits(REMEMBERS["lstm"]) and not suits(MLP((5,), head=PolicyAndValue(std="state")))

@@ -19,7 +19,7 @@ from tests.policies.test_network_policy import KEY, SPEC, VECTOR, act, modes, po
 
 
 def test_clip_mean_leaves_the_logits_of_discrete_actions_unchanged(tmp_path):
-    policy = policy_for(SPEC, network=polyak.Actor((5,), "tanh", clip_mean=0.1))
+    policy = policy_for(SPEC, network=polyak.Actor((5,), activation="tanh", clip_mean=0.1))
     obs = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
     now = time_step(jnp.asarray(obs))
     greedy, drawn = np.asarray(modes(policy, now, ())), np.asarray(act(policy, now, ()).action)
@@ -43,7 +43,7 @@ def test_batch_size_is_limited_by_means_and_standard_deviations_together():
 
 def test_actions_of_a_batch_have_the_bits_of_those_of_its_parts():
     spec = EnvSpec(VECTOR, Box([-1.0] * 2, [1.0] * 2))
-    policy = policy_for(spec, network=polyak.mlp((64, 64)))
+    policy = policy_for(spec, network=polyak.MLP((64, 64), head=polyak.PolicyAndValue()))
     obs = np.random.default_rng(2).normal(size=(32, 3)).astype(np.float32)
     _, mode = policy.mode_in_numpy()
     whole = mode(obs)

@@ -16,24 +16,23 @@ from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import mlp, nature_cnn
 from polyak.networks.critics import Critics
-from polyak.networks.q_network import q_mlp
-from polyak.networks.recurrent import gru, lstm
-from polyak.networks.recurrent_q import q_lstm
+from polyak.networks.feedforward import MLP, NatureCNN
+from polyak.networks.heads import QValues
+from polyak.networks.recurrent import GRU, LSTM
 from polyak.replay import SequenceReplay, UniformReplay
 
 OBS, ACTIONS, FORCES = Box(-1.0, 1.0, (4,)), Discrete(3), Box(-1.0, 1.0, (2,))
 IMAGES = Box(0, 255, (84, 84, 4), dtype="uint8")
 CONTINUOUS = {"actor": Actor((8,)), "critics": Critics((8,)), "replay": UniformReplay(100)}
 AGENTS = {
-    "ppo": lambda: PPO(EnvSpec(OBS, ACTIONS), network=mlp((8,), "tanh")),
-    "ppo with images": lambda: PPO(EnvSpec(IMAGES, ACTIONS), network=nature_cnn((8,))),
-    "lstm": lambda: PPO(EnvSpec(OBS, ACTIONS), network=lstm(8)),
-    "gru": lambda: PPO(EnvSpec(OBS, ACTIONS), network=gru(8)),
-    "recurrent dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_lstm(8), replay=SequenceReplay(100, 4)),
-    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), norm="layer"), replay=UniformReplay(100)),
-    "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=q_mlp((8,), noisy=True), replay=UniformReplay(100)),
+    "ppo": lambda: PPO(EnvSpec(OBS, ACTIONS), network=MLP((8,), activation="tanh")),
+    "ppo with images": lambda: PPO(EnvSpec(IMAGES, ACTIONS), network=NatureCNN((8,))),
+    "lstm": lambda: PPO(EnvSpec(OBS, ACTIONS), network=LSTM(8)),
+    "gru": lambda: PPO(EnvSpec(OBS, ACTIONS), network=GRU(8)),
+    "recurrent dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=LSTM(8), replay=SequenceReplay(100, 4)),
+    "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=MLP((8,), norm="layer"), replay=UniformReplay(100)),
+    "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=MLP((8,), head=QValues(noisy=True)), replay=UniformReplay(100)),
     "c51": lambda: C51(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),

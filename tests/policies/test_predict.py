@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
-from polyak.networks.actor_critic import mlp
-from polyak.networks.recurrent import lstm
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
+from polyak.networks.recurrent import LSTM
 from polyak.policies import predict
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from tests.policies.test_network_policy import (
@@ -181,7 +182,7 @@ def test_predict_continues_from_its_carry():
 
 def test_predict_rejects_a_carry_of_another_batch_size():
     spec = EnvSpec(VECTOR, Discrete(2))
-    policy = policy_for(spec, network=lstm(4, (4,)))
+    policy = policy_for(spec, network=LSTM(4, hidden=(4,), head=PolicyAndValue()))
     _, carry = policy.predict(np.zeros((3, 3), np.float32))
     with pytest.raises(ValueError, match=r"predict: carry must have a batch size of 2 as obs, got an array of shape \(3, 4\)"):
         policy.predict(np.zeros((2, 3), np.float32), carry)
@@ -193,7 +194,7 @@ def test_predict_rejects_a_carry_of_another_batch_size():
 )
 def test_numpy_predict_equals_compiled_up_to_rounding(spec, activation, monkeypatch):
     squash = spec.action_scaling == "rescale"
-    policy = policy_for(spec, network=mlp((5, 4), activation), squash=squash)
+    policy = policy_for(spec, network=MLP((5, 4), activation=activation, head=PolicyAndValue()), squash=squash)
     obs = np.random.default_rng(0).normal(1.0, 3.0, (1000, 3)).astype(np.float32)
     policy = dataclasses.replace(policy, normalizer=normalizer_of(obs[:100]))
     compiled = spec.native_action(np.asarray(jax.jit(lambda p, x: p.distribution(time_step(x))[0].mode())(policy, obs)))

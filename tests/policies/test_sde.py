@@ -137,7 +137,7 @@ def test_default_actors_follow_the_setting(agent):
 
 @pytest.mark.parametrize("agent", [polyak.PPO, polyak.A2C])
 def test_default_networks_follow_the_setting(agent):
-    assert agent(SPEC, sde_sample_freq=4).network == polyak.mlp(std="sde")
+    assert agent(SPEC, sde_sample_freq=4).network == polyak.MLP(head=polyak.PolicyAndValue(std="sde"))
 
 
 def test_td3_explores_by_the_state_and_keeps_sigma():
@@ -153,7 +153,7 @@ def test_td3_explores_by_the_state_and_keeps_sigma():
 
 def test_log_probabilities_of_actor_critics_are_those_of_stable_baselines3():
     """Normal(μ, √(z² · σ² + 1e-6)), whose gradient reaches the features z by μ alone: `learn_features=False`."""
-    network = polyak.mlp((6,), std="sde")
+    network = polyak.MLP((6,), head=polyak.PolicyAndValue(std="sde"))
     params = jax.tree.map(np.asarray, variables(network).params)
     obs, action = (RNG.normal(size=(5, n)).astype(np.float32) for n in (3, 2))
 
@@ -183,7 +183,11 @@ def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
     results = []
     for values_when in ("collect", "update"):
         agent = polyak.PPO(
-            env.spec, polyak.mlp((4,), std="sde", log_std=-1.0), sde_sample_freq=4, values_when=values_when, **settings
+            env.spec,
+            polyak.MLP((4,), head=polyak.PolicyAndValue(std="sde", log_std=-1.0)),
+            sde_sample_freq=4,
+            values_when=values_when,
+            **settings,
         )
         results.append(loops.compiled(agent, env, env_steps=32, key=KEY).state.copies.online)
     assert not np.array_equal(sigma_of(results[0]), np.full((4, 1), -1.0, np.float32))
@@ -199,12 +203,21 @@ def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
         (lambda: make(sde_sample_freq=0), "sde_sample_freq"),
         (lambda: make(EnvSpec(SPEC.obs, Discrete(2))), "sde_sample_freq must be None unless the action is one Box, got 4 with"),
         (lambda: NETWORK.init(KEY, EnvSpec(SPEC.obs, Discrete(2))), "std='sde' needs an action that is one Box"),
-        (lambda: polyak.lstm(std="sde"), "std must be"),
+        (lambda: polyak.LSTM(head=polyak.PolicyAndValue(std="sde")), "std must be"),
         (lambda: make(agent=polyak.TQC, sde_sample_freq=None), "sde_sample_freq must be set with a network"),
         (lambda: make(agent=polyak.TD3, exploration_noise=0.2), "exploration_noise has no effect with sde_sample_freq"),
-        (lambda: polyak.PPO(SPEC, sde_sample_freq=4, network=polyak.mlp()), "sde_sample_freq must be set with a network"),
-        (lambda: polyak.A2C(SPEC, network=polyak.mlp(std="sde")), "sde_sample_freq must be set with a network"),
-        (lambda: polyak.IMPALA(SPEC, network=polyak.mlp(std="sde")), "IMPALA: has no state-dependent exploration"),
+        (
+            lambda: polyak.PPO(SPEC, sde_sample_freq=4, network=polyak.MLP(head=polyak.PolicyAndValue())),
+            "sde_sample_freq must be set with a network",
+        ),
+        (
+            lambda: polyak.A2C(SPEC, network=polyak.MLP(head=polyak.PolicyAndValue(std="sde"))),
+            "sde_sample_freq must be set with a network",
+        ),
+        (
+            lambda: polyak.IMPALA(SPEC, network=polyak.MLP(head=polyak.PolicyAndValue(std="sde"))),
+            "IMPALA: has no state-dependent exploration",
+        ),
         (
             lambda: polyak.DDPG(dataclasses.replace(SPEC, action_scaling="rescale"), actor=polyak.Actor(std="sde")),
             "DDPG: has no state-dependent exploration",

@@ -10,6 +10,7 @@ import pytest
 import polyak
 from polyak.agents import action_scaling_of, agent_class, soft_actor
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.networks.feedforward import policy_settings
 from polyak.ops import gradient_step
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
 from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, OPTIMIZER_SETTINGS, LinearOverTraining
@@ -105,10 +106,11 @@ def test_noise_of_a_presets_network_follows_state_dependent_exploration():
         for sample_freq in (None, 8):
             agent = agent_class(algorithm)(spec=spec, **found.settings(1_000, {"sde_sample_freq": sample_freq}))
             networks[sample_freq] = agent.network if algorithm in ("a2c", "ppo") else agent.actor
-        independent, dependent = networks[None], networks[8]
+        assert networks[None].hidden == networks[8].hidden
+        independent, dependent = (policy_settings(network) for network in networks.values())
         assert independent.std == {"td3": "fixed", "a2c": "free", "ppo": "free"}.get(algorithm, "state")
-        assert dependent.std == "sde" and independent.hidden == dependent.hidden
-        checked.add((algorithm, independent.hidden, dependent.log_std))
+        assert dependent.std == "sde"
+        checked.add((algorithm, networks[8].hidden, dependent.log_std))
     assert {("tqc", (400, 300), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
 
 
@@ -175,18 +177,21 @@ def test_noise_of_ornstein_and_uhlenbeck_takes_the_place_of_the_presets():
 
 def test_rainbow_without_a_noisy_network_explores_by_epsilon():
     found, spec = preset("rainbow", "CartPole-v1"), polyak.envs.make("jax/CartPole-v1").spec
-    plain, noisy = (polyak.C51(spec, **found.settings(1_000, {"network": polyak.q_mlp(noisy=on)})) for on in (False, True))
+    plain, noisy = (
+        polyak.C51(spec, **found.settings(1_000, {"network": polyak.MLP(head=polyak.QValues(noisy=on))}))
+        for on in (False, True)
+    )
     assert (plain.epsilon, noisy.epsilon) == (polyak.C51(spec).epsilon, 0.0)
 
 
 def test_rainbow_is_c51_with_all_parts_in_every_environment():
     for env_id in ("CartPole-v1", "ALE/Breakout-v5", "Nowhere-v0"):
         settings = preset("rainbow", env_id).settings(1_000)
-        assert settings["network"].noisy and settings["network"].dueling
+        assert settings["network"].head == polyak.QValues(dueling=True, noisy=True)
         assert settings["replay"].alpha == 0.5 and settings["replay"].beta == polyak.Linear(0.4, 1.0, 1_000)
         assert settings["double"] and settings["n_step"] == 3 and settings["epsilon"] == 0.0
     agent = agent_class("rainbow")(polyak.envs.make("jax/CartPole-v1").spec, **settings)
-    assert isinstance(agent, polyak.C51) and agent.network.outputs == 51
+    assert isinstance(agent, polyak.C51) and agent.network.head.outputs == 51
 
 
 def test_presets_cannot_be_changed_by_accident():

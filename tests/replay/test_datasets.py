@@ -16,7 +16,7 @@ from polyak.replay import from_minari
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(3))
-SMALL = {"network": polyak.q_mlp((8,)), "replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 0}
+SMALL = {"network": polyak.MLP((8,)), "replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 0}
 
 
 def episodes_of(lengths, terminates=True):

@@ -107,7 +107,7 @@ def test_stacks_of_gymnasium_are_those_of_its_wrapper():
         learning_starts=16,
         batch_size=8,
         num_steps=2,
-        network=polyak.q_mlp((8,)),
+        network=polyak.MLP((8,)),
         updates_per_step=0.5,
     )
     seen = []
@@ -146,7 +146,7 @@ class Sum:
 @pytest.mark.slow
 def test_a_training_with_frame_stacks_on_two_devices_resumes_to_the_bit(tmp_path):
     env = AutoReset(Sum(), 4)
-    settings = {"network": polyak.q_mlp((8,)), "learning_starts": 32, "batch_size": 8, "n_step": 3}
+    settings = {"network": polyak.MLP((8,)), "learning_starts": 32, "batch_size": 8, "n_step": 3}
     agent = polyak.DQN(env.spec, num_steps=2, replay=PrioritizedReplay(128, frame_stack=STACK), target_period=5, **settings)
     options = {"key": KEY, "devices": 2}
     whole = polyak.loops.compiled(agent, env, env_steps=256, **options)

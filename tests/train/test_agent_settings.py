@@ -15,7 +15,7 @@ from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.run_directory import open_run
 from polyak.train.agent_settings import check_agent_settings, find_changes, store_agent_settings
 
-SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.mlp((4,))}
+SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.MLP((4,))}
 
 
 def env():
@@ -69,7 +69,7 @@ def test_other_settings_resume_a_run_by_force_only_and_are_stored(run):
     ("changed", "env_steps", "error", "message"),
     [
         (agent(gamma=0.5), 1, ValueError, "has already done"),
-        (agent(network=polyak.mlp((8,))), 128, CheckpointError, r"float32\[4,8\]"),
+        (agent(network=polyak.MLP((8,))), 128, CheckpointError, r"float32\[4,8\]"),
     ],
 )
 def test_settings_are_stored_only_when_the_run_resumes_with_them(changed, env_steps, error, message, run):
@@ -86,7 +86,7 @@ def test_another_class_is_rejected_also_by_force(run):
 
 
 def test_differences_are_named_by_their_path(run):
-    other = agent(network=polyak.mlp((4,), activation="relu"), learning_rate=polyak.Linear(0.1, env_steps=64))
+    other = agent(network=polyak.MLP((4,), activation="relu"), learning_rate=polyak.Linear(0.1, env_steps=64))
     found = find_changes(open_run(run), other)
     assert found["network.activation"] == 'network.activation="relu" (the run has "tanh")'
     assert found["learning_rate"] == "learning_rate=nothing (the run has 0.0003)"

@@ -57,7 +57,7 @@ def test_a_metric_may_be_missing_in_later_reports():
 
 def test_early_stopping_ends_a_training():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
-    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.mlp((4,)))
+    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.MLP((4,)))
     result = polyak.train.run(agent, env, env_steps=400, eval_every=50, callbacks=[callbacks.stop_at_reward(1)])
     assert result.stopped == "callback" and list(result.evaluations) == [result.progress.env_steps]
 
@@ -134,7 +134,7 @@ def test_an_episode_for_a_video_respects_action_masks(convention):
         Masked.action_masks = lambda self: np.eye(4, dtype=bool)[self.allowed]
     spec = polyak.envs.make(Masked, action_mask_key=key).spec
     assert spec.has_action_mask
-    agent = polyak.PPO(spec=spec, network=polyak.mlp((4,)))
+    agent = polyak.PPO(spec=spec, network=polyak.MLP((4,)))
     env = adapt(Masked(), EnvOptions(drop_unsupported_obs=False, action_mask_key=key), "Masked")
     callbacks.play_episode(agent.policy(agent.init(jax.random.key(0))), spec, env)
     assert len(played) == 30
@@ -162,7 +162,7 @@ def test_videos_are_recorded(tmp_path):
     pytest.importorskip("moviepy")
     pytest.importorskip("pygame")
     env = polyak.envs.make("CartPole-v1", num_envs=2)
-    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.mlp((4,)))
+    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.MLP((4,)))
     one = gymnasium.make("CartPole-v1", render_mode="rgb_array", max_episode_steps=20)
     record = callbacks.record_videos(agent, one, tmp_path, every=100)
     polyak.train.run(agent, env, env_steps=200, callbacks=[record])

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.networks.recurrent import lstm
+from polyak.networks.recurrent import LSTM
 from polyak.train import Workers
 from polyak.workers.in_process_workers import InProcessWorkers
 from tests.workers.setting import FaultyWorkers, assert_same_bits, make_agent
@@ -62,7 +62,7 @@ def test_what_a_killed_learner_leaves_continues_to_the_bit_with_any_number_of_wo
 @pytest.mark.slow
 def test_another_number_of_workers_that_act_in_jax_is_a_warning(tmp_path):
     """Several workers draw random numbers of their own."""
-    agent = make_agent(polyak.envs.make(ENV).spec, network=lstm(hidden=(), width=4))
+    agent = make_agent(polyak.envs.make(ENV).spec, network=LSTM(hidden=(), width=4))
     how = Workers(number=2, make_engine=InProcessWorkers)
     polyak.train.run(agent, ENV, env_steps=200, num_envs=NUM_ENVS, workers=how, run_dir=tmp_path / "run", progress=False)
     more = {"env_steps": 300, "progress": False}

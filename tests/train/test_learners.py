@@ -32,7 +32,7 @@ FLAGS = "--hidden 4 --num-steps 8 --num-envs 4 --num-epochs 1 --num-minibatches 
 
 
 def make_agent(env):
-    return polyak.PPO(env.spec, network=polyak.mlp((4,)), num_steps=8, num_epochs=2, num_minibatches=1)
+    return polyak.PPO(env.spec, network=polyak.MLP((4,)), num_steps=8, num_epochs=2, num_minibatches=1)
 
 
 def make_env():

@@ -36,7 +36,7 @@ def test_a_training_that_ends_before_learning_starts_warns():
             "CartPole-v1",
             env_steps=32,
             num_envs=2,
-            settings={"learning_starts": 1000, "replay": polyak.UniformReplay(2000), "network": polyak.q_mlp((4,))},
+            settings={"learning_starts": 1000, "replay": polyak.UniformReplay(2000), "network": polyak.MLP((4,))},
             eval_episodes=0,
             progress=False,
         )

@@ -28,7 +28,7 @@ from polyak.train.settings import TrainSettings
 from polyak.train.training import resume_command
 from tests.cli.processes import SETTINGS, last_checkpoint
 
-SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.mlp((4,))}
+SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.MLP((4,))}
 OBS = np.array([0.01, 0.0, 0.05, 0.0], np.float32)
 
 
@@ -240,7 +240,7 @@ def test_evaluation_while_training_changes_no_bit_and_keeps_the_best(name, direc
 def test_evaluation_while_training_leaves_the_target_as_it_is():
     env = jax_env()
     settings = {"replay": polyak.UniformReplay(128), "learning_starts": 32, "batch_size": 8, "target_period": 7, "tau": 0.5}
-    agent = polyak.DQN(env.spec, network=polyak.q_mlp((4,)), **settings)
+    agent = polyak.DQN(env.spec, network=polyak.MLP((4,)), **settings)
     plain = polyak.train.run(agent, env, env_steps=200)
     result = polyak.train.run(agent, env, env_steps=200, eval_every=50, eval_episodes=2)
     online, target = (jax.tree.leaves(x.params) for x in (plain.state.copies.online, plain.state.copies.target))
@@ -477,7 +477,7 @@ def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
 
 def test_a_run_with_parts_of_ones_own_is_continued_from_python(directory):
     for name, env, network, own in (
-        ("env", polyak.envs.make(Pole, num_envs=2), polyak.mlp((4,)), "env=..."),
+        ("env", polyak.envs.make(Pole, num_envs=2), polyak.MLP((4,), head=polyak.PolicyAndValue()), "env=..."),
         ("agent", jax_env(), polyak.FlaxNNX(Net), "agent=..."),
         ("both", polyak.envs.make(Pole, num_envs=2), polyak.FlaxNNX(Net), "env=..., agent=..."),
     ):

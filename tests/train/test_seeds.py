@@ -14,7 +14,7 @@ from polyak.train import run_seeds
 from polyak.train.devices import configure_devices_for_seeds
 from tests.cli.processes import SETTINGS, last_checkpoint
 
-SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.mlp((4,))}
+SMALL = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "network": polyak.MLP((4,))}
 COMMON = {"env_steps": 64, "num_envs": 2, "settings": SMALL}
 
 

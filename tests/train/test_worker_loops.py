@@ -38,7 +38,7 @@ CONFIG = RunConfig(
     agent=polyak.A2C(SPEC),
     workers=2,
 )
-SETTINGS = {"num_steps": 8, "network": polyak.mlp((8,))}
+SETTINGS = {"num_steps": 8, "network": polyak.MLP((8,))}
 
 
 def workers(number=2, **options):
@@ -116,7 +116,7 @@ SMALL = {"env_steps": 100, "num_envs": 4}
 
 
 def test_a_request_to_stop_ends_the_start_of_workers(tmp_path):
-    agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.mlp((8,)), num_steps=8)
+    agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.MLP((8,)), num_steps=8)
     arguments = {**SMALL, "workers": never_begin(), "should_stop": lambda: True}
     for loop in ("distributed", "asynchronous"):
         with pytest.raises(polyak.train.StoppedBeforeStart, match="before the workers had started"):
@@ -127,7 +127,7 @@ def test_a_request_to_stop_ends_the_start_of_workers(tmp_path):
 
 
 def test_ctrl_c_ends_the_start_of_workers():
-    agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.mlp((8,)), num_steps=8)
+    agent = polyak.A2C(polyak.envs.make("CartPole-v1").spec, network=polyak.MLP((8,)), num_steps=8)
     with pytest.raises(polyak.train.StoppedBeforeStart):
         polyak.train.run(agent, "CartPole-v1", **SMALL, workers=never_begin(signal.SIGINT), progress=False)
 
@@ -342,7 +342,7 @@ def test_a_run_with_a_replay_and_workers_resumes_to_the_bit_also_with_others(kin
     replay = {"replay": kind(128), "batch_size": 8, "learning_starts": 32}
     agent = polyak.DQN(
         polyak.envs.make("CartPole-v1").spec,
-        network=polyak.q_mlp((8,)),
+        network=polyak.MLP((8,)),
         num_steps=4,
         epsilon=0.2,
         updates_per_step=0.25,

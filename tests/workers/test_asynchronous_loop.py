@@ -13,7 +13,7 @@ from polyak.agents.impala import IMPALA
 from polyak.copies.receive import Push
 from polyak.core.space_check import InvalidValue
 from polyak.core.struct import struct
-from polyak.networks.recurrent import lstm
+from polyak.networks.recurrent import LSTM
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
 from tests.envs import toys
@@ -119,9 +119,9 @@ def choosy():
 SMALL = {"num_steps": 8, "learning_rate": 1e-3}
 CASES = {
     "A2C": ("CartPole-v1", lambda spec: A2C(spec, **SMALL)),
-    "recurrent": ("CartPole-v1", lambda spec: A2C(spec, network=lstm(hidden=(), width=4), **SMALL)),
-    "masks": (choosy, lambda spec: A2C(spec, network=polyak.mlp((8,)), **SMALL)),
-    "IMPALA": ("CartPole-v1", lambda spec: IMPALA(spec, network=polyak.mlp((8,)), **SMALL)),
+    "recurrent": ("CartPole-v1", lambda spec: A2C(spec, network=LSTM(hidden=(), width=4), **SMALL)),
+    "masks": (choosy, lambda spec: A2C(spec, network=polyak.MLP((8,)), **SMALL)),
+    "IMPALA": ("CartPole-v1", lambda spec: IMPALA(spec, network=polyak.MLP((8,)), **SMALL)),
 }
 
 

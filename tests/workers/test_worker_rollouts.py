@@ -18,7 +18,7 @@ from polyak.core.space_check import InvalidValue
 from polyak.core.types import copy_buffers
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.loops.actor import acts_in_numpy
-from polyak.networks.recurrent import lstm
+from polyak.networks.recurrent import LSTM
 from polyak.storage.checkpoint import CheckpointError
 from polyak.workers.packing import Packing
 from polyak.workers.ray_workers import INLINE_BYTES, RayWorkers
@@ -70,7 +70,7 @@ def test_box_actions_of_shares_of_four_have_the_bits_of_the_host_loop():
 def test_box_actions_of_other_shares_agree_with_the_host_loop_up_to_rounding():
     """Within 1e-6 in one update."""
     env = make_env("Pendulum-v1", num_envs=6)
-    agent = make_agent(env.spec, network=polyak.mlp((8,)), normalize_obs=True)
+    agent = make_agent(env.spec, network=polyak.MLP((8,)), normalize_obs=True)
     ends = [train(env, workers, agent=agent, steps=6 * 16) for workers in (0, 2)]
     assert [int(end.loop_state.iteration) for end in ends] == [1, 1]
     for one, other in zip(*(arrays_of(end.loop_state) for end in ends), strict=True):
@@ -138,15 +138,17 @@ NARROW = {
     "num_steps": 4,
 }
 VALUES = {
-    "c51": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,)), num_atoms=11, **NARROW),
-    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.q_mlp((8,)), num_quantiles=7, **NARROW),
-    "iqn": lambda spec: polyak.IQN(spec, network=polyak.iqn_mlp((8,)), **NARROW),
-    "boltzmann": lambda spec: polyak.DQN(spec, network=polyak.q_mlp((8,)), temperature=0.5, **NARROW),
-    "noisy": lambda spec: polyak.C51(spec, network=polyak.q_mlp((8,), noisy=True, dueling=True), epsilon=0.0, **NARROW),
-    "recurrent": lambda spec: polyak.DQN(
-        spec, network=polyak.q_gru(width=4, hidden=()), **NARROW | {"replay": polyak.SequenceReplay(256, 6, burn_in=2)}
+    "c51": lambda spec: polyak.C51(spec, network=polyak.MLP((8,)), num_atoms=11, **NARROW),
+    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.MLP((8,)), num_quantiles=7, **NARROW),
+    "iqn": lambda spec: polyak.IQN(spec, network=polyak.MLP((8,)), **NARROW),
+    "boltzmann": lambda spec: polyak.DQN(spec, network=polyak.MLP((8,)), temperature=0.5, **NARROW),
+    "noisy": lambda spec: polyak.C51(
+        spec, network=polyak.MLP((8,), head=polyak.QValues(noisy=True, dueling=True)), epsilon=0.0, **NARROW
     ),
-    "pqn": lambda spec: polyak.PQN(spec, network=polyak.q_mlp((8,)), num_steps=4, num_minibatches=2),
+    "recurrent": lambda spec: polyak.DQN(
+        spec, network=polyak.GRU(width=4, hidden=()), **NARROW | {"replay": polyak.SequenceReplay(256, 6, burn_in=2)}
+    ),
+    "pqn": lambda spec: polyak.PQN(spec, network=polyak.MLP((8,)), num_steps=4, num_minibatches=2),
 }
 
 
@@ -169,7 +171,7 @@ def test_dqn_whose_replay_has_priorities_or_frames_has_the_bits_of_the_host_loop
     is_prioritized = kind == "prioritized"
     replay = polyak.PrioritizedReplay(256) if is_prioritized else polyak.UniformReplay(256, 2, "first")
     env = cartpole if is_prioritized else make_env(two_frames)
-    small = {"network": polyak.q_mlp((8,)), "batch_size": 8, "replay": replay, "updates_per_step": 1 / 16}
+    small = {"network": polyak.MLP((8,)), "batch_size": 8, "replay": replay, "updates_per_step": 1 / 16}
     agent = polyak.DQN(env.spec, num_steps=4, learning_starts=96, target_period=3, n_step=1 if is_prioritized else 3, **small)
     # So any number of workers has the bits of the host loop.
     assert acts_in_numpy(jax.eval_shape(lambda: agent.collect_policy(agent.init(KEY))), 4)
@@ -197,13 +199,13 @@ def two_frames():
 
 @pytest.mark.slow
 def test_one_worker_acts_in_jax_as_the_host_loop(cartpole):
-    agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
+    agent = make_agent(cartpole.spec, network=LSTM(hidden=(), width=4))
     assert_same_bits(train(cartpole, 1, agent=agent).loop_state, train(cartpole, agent=agent).loop_state)
 
 
 @pytest.mark.slow
 def test_several_workers_act_in_jax_with_keys_of_their_own(cartpole):
-    agent = make_agent(cartpole.spec, network=lstm(hidden=(), width=4))
+    agent = make_agent(cartpole.spec, network=LSTM(hidden=(), width=4))
     result = train(cartpole, 2, agent=agent)
     assert result.progress.env_steps >= STEPS
     assert_same_bits(result.loop_state, train(cartpole, 2, agent=agent).loop_state)

@@ -27,7 +27,7 @@ class A2C(PolicyGradientAgent):
     Attributes:
         gae_lambda: trace decay λ of GAE; 1 is the n-step return, up to the end of the rollout.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
-            number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions
+            number of steps; a built-in network without a head gets `PolicyAndValue(std="sde")`. None draws actions
             independently.
 
     Raises:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.q_learning import QAgent, fold
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Variables
+from polyak.networks.heads import QValues
 from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
@@ -26,8 +27,8 @@ class C51(QAgent):
     and noisy network, three steps and a prioritized replay it is Rainbow (Hessel et al. 2018, arXiv:1710.02298).
 
     Attributes:
-        network: a network that returns the logits `[B, n, num_atoms]`; None takes `q_network_for(spec)`. A built-in one gets
-            that number of outputs. In its loss it is in training mode (dropout, batch normalization).
+        network: a network that returns the logits `[B, n, num_atoms]`; None takes `NatureCNN` for images, else `MLP`. A
+            built-in one gets that number of outputs. In its loss it is in training mode (dropout, batch normalization).
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the KL divergence of the loss.
         num_atoms: K.
@@ -48,7 +49,8 @@ class C51(QAgent):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        object.__setattr__(self, "network", q_network_or_default("C51", self.network, self.spec, self.num_atoms))
+        head = QValues(outputs=self.num_atoms)
+        object.__setattr__(self, "network", q_network_or_default("C51", self.network, self.spec, head))
         self._check_together()
         if self.v_min >= self.v_max:
             raise ValueError(f"C51: v_min={self.v_min} must be below v_max={self.v_max}")

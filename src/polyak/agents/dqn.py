@@ -11,6 +11,7 @@ from polyak.agents.q_learning import QAgent, fold
 from polyak.core.struct import check_settings, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
+from polyak.networks.heads import QValues
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
@@ -29,8 +30,9 @@ class DQN(QAgent):
     environment has an action mask, a' is an allowed action.
 
     Attributes:
-        network: a network that returns `(q, value)`, such as `polyak.q_mlp(dueling=True)`; None takes `q_network_for(spec)`. In
-            its loss it is in training mode (dropout, batch normalization), but for a recurrent one.
+        network: a network that returns `(q, value)`, such as `polyak.MLP(head=polyak.QValues(dueling=True))`; None takes
+            `NatureCNN` for images, else `MLP`. In its loss it is in training mode (dropout, batch normalization), but for a
+            recurrent one.
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; of a recurrent network a
             `SequenceReplay`.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
@@ -47,7 +49,7 @@ class DQN(QAgent):
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, recurrent=True))
+        object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, QValues(), recurrent=True))
         check_settings(self)
         check_sequences("DQN", self.network, self.replay, self.num_steps)
         self._check_together()

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.q_learning import QAgent
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.networks.q_network import check_q_network
-from polyak.networks.quantile_network import QuantileNetwork, iqn_network_or_default
+from polyak.networks.heads import Quantiles
+from polyak.networks.q_network import QuantileNetwork, check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.value_distributions import quantile_huber_loss
@@ -27,8 +27,8 @@ class IQN(QAgent):
     K such fractions. Policies take the mean over the midpoints of K equal parts. With `double` the online network chooses a'.
 
     Attributes:
-        network: a network with `quantiles(variables, obs, tau, key)`, such as `polyak.iqn_mlp()`; None takes
-            `iqn_network_for(spec)`. It is applied in evaluation mode.
+        network: a network with `quantiles(variables, obs, tau, key)`, such as `polyak.MLP((256, 256))`; None takes
+            `NatureCNN` for images, else `MLP`. It is applied in evaluation mode.
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the loss.
         num_tau: N, fractions at which the loss compares.
@@ -51,7 +51,7 @@ class IQN(QAgent):
     huber_delta: Scalar = number(default=1.0, at_least=0)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", iqn_network_or_default("IQN", self.network, self.spec))
+        object.__setattr__(self, "network", q_network_or_default("IQN", self.network, self.spec, Quantiles()))
         check_settings(self)
         self._check_together()
 

@@ -56,8 +56,8 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
-        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is applied
-            in evaluation mode.
+        network: an actor-critic network that returns `(action_params, value)`, such as `polyak.MLP((256, 256))`; None takes
+            `NatureCNN` for images, else `MLP`. It is applied in evaluation mode.
         num_steps: rollout length T, in steps of each environment.
         gamma: discount per step.
         gae_lambda: trace decay λ of GAE; 0 is the one-step error, 1 the return up to the end of the rollout.

@@ -58,10 +58,10 @@ class PPO(OnPolicyAgent):
     Expectations are over valid transitions. `PPOKL` adds the penalties of TF-Agents: on the KL divergence and on weights.
 
     Attributes:
-        network: an actor-critic network that returns `(action_params, value)`; None takes `network_for(spec)`. It is always
-            applied in evaluation mode: dropout is off, and statistics stay as they were initialized; `init` warns of
-            such layers, because the ratio compares two policies. Minibatches of a
-            recurrent network (`lstm`, `gru`) are made of whole sequences.
+        network: an actor-critic network that returns `(action_params, value)`, such as `polyak.MLP((256, 256))`; None takes
+            `NatureCNN` for images, else `MLP`. It is always applied in evaluation mode: dropout is off, and statistics stay as
+            they were initialized; `init` warns of such layers, because the ratio compares two policies. Minibatches of a
+            recurrent network (`LSTM`, `GRU`) are made of whole sequences.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`, with a recurrent network `num_envs`.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
@@ -75,7 +75,7 @@ class PPO(OnPolicyAgent):
         normalize_advantage: normalize advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
             (the rollout), or not (None).
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
-            number of steps; needs a network such as `mlp(std="sde")`, which the default one then is. None draws actions
+            number of steps; a built-in network without a head gets `PolicyAndValue(std="sde")`. None draws actions
             independently.
         ema_tau: keep a target copy of the network that moves by this fraction towards the online one after every update, and
             evaluate and export that copy; None evaluates the online network.

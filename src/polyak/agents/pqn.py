@@ -19,8 +19,9 @@ from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.normalizers import check_normalizers, settings_of
 from polyak.networks.adapters import has_batch_statistics
+from polyak.networks.heads import QValues
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
-from polyak.networks.q_network import QNetwork, check_q_network, q_network_or_default
+from polyak.networks.q_network import check_q_network, is_noisy, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import (
@@ -75,8 +76,8 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
 
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.
-        network: a network that returns `(q, value)`; None takes `q_network_for(spec)` with `norm="layer"`. It is in
-            training mode in its loss (dropout, batch normalization), and in evaluation mode for the returns.
+        network: a network that returns `(q, value)`; None takes `NatureCNN` for images, else `MLP`, with `norm="layer"`. It is
+            in training mode in its loss (dropout, batch normalization), and in evaluation mode for the returns.
         num_steps: rollout length T, in steps of each environment.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`.
@@ -109,11 +110,11 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     max_skipped_updates: int = integer(default=10)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, norm="layer"))
+        object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, QValues(), norm="layer"))
         check_settings(self)
         check_optimizer(self)
         check_normalizers(self)
-        if isinstance(self.network, QNetwork) and self.network.noisy:
+        if is_noisy(self._network):
             raise ValueError("PQN: network must not be noisy, its noise would not be trained; got noisy=True")
 
     diagnose = diagnose_skips

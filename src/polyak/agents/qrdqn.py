@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.q_learning import QAgent, fold
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
+from polyak.networks.heads import QValues
 from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
@@ -26,8 +27,8 @@ class QRDQN(QAgent):
     else the target network.
 
     Attributes:
-        network: a network that returns quantiles `[B, n, num_quantiles]`; None takes `q_network_for(spec)`. A built-in one gets
-            that number of outputs. In its loss it is in training mode (dropout, batch normalization).
+        network: a network that returns quantiles `[B, n, num_quantiles]`; None takes `NatureCNN` for images, else `MLP`. A
+            built-in one gets that number of outputs. In its loss it is in training mode (dropout, batch normalization).
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the loss.
         num_quantiles: K.
@@ -46,7 +47,8 @@ class QRDQN(QAgent):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        object.__setattr__(self, "network", q_network_or_default("QRDQN", self.network, self.spec, self.num_quantiles))
+        head = QValues(outputs=self.num_quantiles)
+        object.__setattr__(self, "network", q_network_or_default("QRDQN", self.network, self.spec, head))
         self._check_together()
 
     def check_network(self, variables: Variables) -> None:

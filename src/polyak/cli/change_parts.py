@@ -9,21 +9,15 @@ from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.replay_flags import ReplayFlags, changed_replay, flag_of
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, RecurrentNetwork
-from polyak.networks.actor_critic import ActorCritic, mlp, nature_cnn
-from polyak.networks.q_network import QNetwork, is_noisy, q_mlp, q_nature_cnn
-from polyak.networks.quantile_network import IQNetwork, iqn_mlp, iqn_nature_cnn
-from polyak.networks.recurrent import RecurrentActorCritic, gru, lstm
-from polyak.networks.recurrent_q import q_gru, q_lstm
+from polyak.networks.critics import Critics
+from polyak.networks.feedforward import MLP, BuiltInNetwork, NatureCNN
+from polyak.networks.heads import PolicyAndValue, QValues
+from polyak.networks.q_network import is_noisy
+from polyak.networks.recurrent import GRU, LSTM
 
-ACTOR_CRITICS: Mapping[str, Any] = {"mlp": mlp, "cnn": nature_cnn, "lstm": lstm, "gru": gru}
-Q_NETWORKS: Mapping[str, Any] = {"mlp": q_mlp, "cnn": q_nature_cnn, "lstm": q_lstm, "gru": q_gru}
-NETWORKS: Mapping[type, Mapping[str, Any]] = {
-    ActorCritic: ACTOR_CRITICS,
-    RecurrentActorCritic: ACTOR_CRITICS,
-    QNetwork: {kind: Q_NETWORKS[kind] for kind in ("mlp", "cnn")},
-    IQNetwork: {"mlp": iqn_mlp, "cnn": iqn_nature_cnn},
-}
-"""Functions that make the networks of `--network`, by the type of the agent's present network."""
+FEEDFORWARD: Mapping[str, type[BuiltInNetwork]] = {"mlp": MLP, "cnn": NatureCNN}
+NETWORKS: Mapping[str, type[BuiltInNetwork]] = {**FEEDFORWARD, "lstm": LSTM, "gru": GRU}
+"""The networks of `--network`."""
 
 NETWORK_FIELDS = ("network", "actor", "critics")
 """Settings of agents that are networks."""
@@ -74,24 +68,34 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
     if "log_std" in changes and getattr(fields.get("actor"), "std", None) == "fixed":
         raise UsageError(f"--log-std {changes['log_std']}: {algorithm} has no distribution; --exploration-noise sets its noise")
-    # By flag, the field that it sets.
-    known = {name: {field.name: field.name for field in dataclasses.fields(network)} for name, network in networks.items()}
-    if "critics" in known:
-        known["critics"] |= {"value_hidden": "hidden", "value_activation": "activation"}
+    known = {name: _fields_by_flag(network) for name, network in networks.items()}
     unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")
     # --value-hidden comes after --hidden among the flags, so it decides the width of the critics.
     return {
-        name: dataclasses.replace(
-            network, **{known[name][flag]: value for flag, value in changes.items() if flag in known[name]}
-        )
+        name: _replace(network, {known[name][flag]: value for flag, value in changes.items() if flag in known[name]})
         for name, network in networks.items()
     }
 
 
+def _fields_by_flag(network: Any) -> dict[str, str]:
+    """The fields of a network and of its head, by the flag that sets them."""
+    head = dataclasses.fields(network.head) if isinstance(network, BuiltInNetwork) and network.head else ()
+    names = {field.name: field.name for field in (*dataclasses.fields(network), *head)}
+    return names | ({"value_hidden": "hidden", "value_activation": "activation"} if isinstance(network, Critics) else {})
+
+
+def _replace(network: Any, changes: Mapping[str, Any]) -> Any:
+    """The network with other values of its fields, or of its head's."""
+    own = {name: changes[name] for name in changes if name in network.__dataclass_fields__}
+    if own.keys() != changes.keys():
+        own["head"] = dataclasses.replace(network.head, **{name: changes[name] for name in changes if name not in own})
+    return dataclasses.replace(network, **own)
+
+
 def _make_network(algorithm: str, kind: str, present: Any, *, has_replay: bool) -> Any:
-    """A network of this kind in place of the present one, with the same outputs.
+    """A network of this kind in place of the present one, with the same head but for its settings.
 
     Args:
         has_replay: the agent has a replay, which gives a recurrent network sequences to learn from.
@@ -99,13 +103,13 @@ def _make_network(algorithm: str, kind: str, present: Any, *, has_replay: bool) 
     Raises:
         UsageError: the agent has a network of another sort.
     """
-    makers: Mapping[str, Any] = next((makers for sort, makers in NETWORKS.items() if isinstance(present, sort)), {})
-    if has_replay and isinstance(present, QNetwork) and present.outputs is None:
-        makers = Q_NETWORKS
-    if kind not in makers:
-        known = f"{{{','.join(makers)}}}" if makers else "no built-in network"
+    head = present.head if isinstance(present, BuiltInNetwork) else None
+    kinds: Mapping[str, type[BuiltInNetwork]] = {} if head is None else FEEDFORWARD
+    if isinstance(head, PolicyAndValue) or (has_replay and isinstance(head, QValues) and head.outputs is None):
+        kinds = NETWORKS
+    if head is None or kind not in kinds:
+        known = f"{{{','.join(kinds)}}}" if kinds else "no built-in network"
         raise UsageError(f"--network {kind}: {algorithm} takes {known}")
-    made = makers[kind]()
-    if isinstance(made, ActorCritic) and isinstance(present, ActorCritic):
-        return dataclasses.replace(made, std=present.std)
-    return dataclasses.replace(made, outputs=present.outputs) if isinstance(made, QNetwork) else made
+    # Agents set the number of outputs themselves.
+    new_head: Any = PolicyAndValue(std=head.std) if isinstance(head, PolicyAndValue) else type(head)()
+    return kinds[kind](head=new_head)

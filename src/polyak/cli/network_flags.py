@@ -40,7 +40,7 @@ class NetworkFlags:
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
     """number of critics of SAC, TD3 and TQC"""
     norm: Annotated[Literal["layer", "batch"] | None, default_hint("the preset's, else the agent's", "{layer,batch}")] = None
-    """normalize the outputs of the dense layers of critics or Q-networks before the activation; batch needs critics"""
+    """normalize the outputs of the dense layers before the activation; batch needs critics"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None
@@ -66,13 +66,13 @@ class NetworkFlags:
 
 # The flags of each sort of network.
 OF_ACTOR_CRITICS = {
-    "network", "hidden", "activation", "shared_torso", "log_std", "squash_mean", "value_hidden", "value_activation",
+    "network", "hidden", "activation", "norm", "shared_torso", "log_std", "squash_mean", "value_hidden", "value_activation",
 }  # fmt: skip
 OF_Q_NETWORKS = {"network", "hidden", "activation", "norm", "dueling", "noisy"}
 OF_ACTOR_AND_CRITICS = {
     "hidden", "activation", "log_std", "value_hidden", "value_activation", "num_critics", "norm", "dropout",
 }  # fmt: skip
-REJECTED = {"theta": "log_std", "num_tau": "norm", "q_lambda": "noisy"}
+REJECTED = {"theta": "log_std", "q_lambda": "noisy"}
 """Flags that some agents reject, by a setting that only those agents have."""
 
 

@@ -7,9 +7,8 @@ import numpy.typing as npt
 from polyak.core.spaces import EnvSpec
 from polyak.export.numpy_format import describe_spaces
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.feedforward import FeedForward, policy_settings
 from polyak.networks.layers import is_image
-from polyak.networks.q_network import QNetwork
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.numpy_network import has_plain_layers, network_arrays
 
@@ -18,7 +17,7 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
     """`(about, arrays)`, the settings and arrays from which `polyak.policies.numpy_reader` computes the greedy action.
 
     Raises:
-        ValueError: the policy is not an `mlp`, `q_mlp` or `Actor` from one vector to one Discrete or Box action, and why.
+        ValueError: the policy is not an `MLP` or `Actor` from one vector to one Discrete or Box action, and why.
     """
     inner: Any = policy.policy if isinstance(policy, Greedy) else policy
     try:
@@ -26,31 +25,32 @@ def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str,
         describe_spaces(spec, squash_mean=False)
     except ValueError as error:
         raise ValueError(
-            f"export: format numpy takes an mlp, q_mlp or Actor from one vector to one Discrete or Box action; {error}"
+            f"export: format numpy takes an MLP or Actor from one vector to one Discrete or Box action; {error}"
         ) from None
     arrays = network_arrays(network, inner.variables.params, inner.normalizer, spec)
-    squash_mean = not isinstance(network, QNetwork) and network.squash_mean
+    settings = policy_settings(network)
+    squash_mean = settings is not None and settings.squash_mean
     about, bounds = describe_spaces(spec, squash_mean=squash_mean)
-    about |= {"layers": len(network.hidden), "activation": network.activation, "squash_mean": squash_mean}
+    about |= {"layers": len(network.hidden), "activation": network.dense.activation, "squash_mean": squash_mean}
     about["tanh"] = inner.squash or squash_mean
     return about, arrays | bounds
 
 
-def _mlp_of(policy: Any, spec: EnvSpec) -> ActorCritic | Actor | QNetwork:
+def _mlp_of(policy: Any, spec: EnvSpec) -> FeedForward | Actor:
     reason = None
     if type(policy) is not NetworkPolicy:
         reason = f"the policy is a {type(policy).__name__}"
-    elif not isinstance(policy.network, ActorCritic | Actor | QNetwork):
+    elif not isinstance(policy.network, FeedForward | Actor):
         reason = f"the network is {policy.network!r}"
-    elif isinstance(policy.network, QNetwork) and not has_plain_layers(policy.network):
+    elif not has_plain_layers(policy.network):
         reason = f"the network is {policy.network!r}, whose layers are not plain"
     elif not policy.network.hidden:
         reason = "the network has no hidden layer"
-    elif isinstance(policy.network, ActorCritic | Actor) and policy.squash and policy.network.squash_mean:
+    elif policy.squash and (settings := policy_settings(policy.network)) and settings.squash_mean:
         reason = "squash and squash_mean are both on"
     elif is_image(spec.obs):
         reason = f"the observation is {spec.obs}"
     if reason is not None:
         raise ValueError(reason[:300])
-    network: ActorCritic | Actor | QNetwork = policy.network
+    network: FeedForward | Actor = policy.network
     return network

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.importers.imported_weights import check_spaces, make_policy
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import ActorCritic, mlp
-from polyak.networks.layers import LOG_STD_RANGE, Std
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue, Std
+from polyak.networks.policy_head import LOG_STD_RANGE
 from polyak.policies.network_policy import NetworkPolicy
 
 OWNER = "from_stable_baselines3"
@@ -132,7 +133,7 @@ class _Weights:
         return np.repeat(log_sigma, actions, axis=1) if log_sigma.shape[1] == 1 else log_sigma
 
 
-def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[ActorCritic, dict[str, Any]]:
+def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[MLP, dict[str, Any]]:
     """The network of PPO and A2C, with the widths and the activation of the model, and its parameters in polyak's tree."""
     actor, critic = (weights.take_layers(f"mlp_extractor.{name}") for name in ("policy_net", "value_net"))
     policy: dict[str, Any] = {"linear": weights.take_layer("action_net")}
@@ -146,7 +147,8 @@ def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[
     params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.take_layer("value_net")}
     hidden, value_hidden = _widths(actor), _widths(critic)
     activation = _activation(policy_kwargs, "Tanh")
-    return mlp(hidden, activation, std=std, value_hidden=None if hidden == value_hidden else value_hidden), params
+    head = PolicyAndValue(std=std, value_hidden=None if hidden == value_hidden else value_hidden)
+    return MLP(hidden, activation=activation, head=head), params
 
 
 def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, dict[str, Any]]:
@@ -155,7 +157,7 @@ def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, 
     if not any(name.startswith("actor.log_std") for name in weights.remaining):
         *layers, head = weights.take_layers("actor.mu") or [weights.take_layer("actor.mu.0")]
         # Without a distribution of its own, its samples are the greedy action.
-        network = Actor(_widths(layers), activation, std="fixed", log_std=LOG_STD_RANGE[0])
+        network = Actor(_widths(layers), activation=activation, std="fixed", log_std=LOG_STD_RANGE[0])
         return network, {"actor": _torso(layers), "policy": {"linear": head}}
     layers = weights.take_layers("actor.latent_pi")
     has_sde = "actor.log_std" in weights.remaining
@@ -166,7 +168,7 @@ def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, 
     else:
         policy["scales"] = {"all": weights.take_layer("actor.log_std")}
     limit = policy_kwargs.get("clip_mean", CLIP_MEAN) if has_limit else None
-    network = Actor(_widths(layers), activation, std="sde" if has_sde else "state", clip_mean=limit)
+    network = Actor(_widths(layers), activation=activation, std="sde" if has_sde else "state", clip_mean=limit)
     return network, {"actor": _torso(layers), "policy": policy}
 
 

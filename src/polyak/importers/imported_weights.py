@@ -8,7 +8,7 @@ import numpy as np
 from polyak.core.spaces import Box, Discrete, EnvSpec, check_env_spec
 from polyak.core.types import Variables
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import ActorCritic
+from polyak.networks.feedforward import MLP
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.network_policy import NetworkPolicy
 
@@ -47,7 +47,7 @@ def make_policy(
     owner: str,
     path: str,
     spec: EnvSpec,
-    network: ActorCritic | Actor,
+    network: MLP | Actor,
     params: Any,
     normalizer: ObsNormalizer | None = None,
     *,

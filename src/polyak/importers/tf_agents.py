@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from polyak.core.spaces import Box, EnvSpec
 from polyak.importers.imported_weights import check_spaces, make_policy
-from polyak.networks.actor_critic import mlp
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import PolicyAndValue
 from polyak.networks.layers import Activation
 from polyak.ops.normalize import ObsNormalizer, RunningStats
 from polyak.policies.network_policy import NetworkPolicy
@@ -75,14 +76,12 @@ def from_tf_agents(
     actor, critic = (
         tuple(int(layer["bias"].size) for layer in params[name]["dense"]["layers"].values()) for name in ("actor", "critic")
     )
-    network = mlp(
-        actor,
-        activation,
+    head = PolicyAndValue(
         squash_mean=isinstance(spec.action, Box),
         value_hidden=None if critic == actor else critic,
         value_activation=value_activation,
     )
-    return make_policy(OWNER, str(path), spec, network, params, normalizer)
+    return make_policy(OWNER, str(path), spec, MLP(actor, activation=activation, head=head), params, normalizer)
 
 
 def _read_arrays(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.float32]]:

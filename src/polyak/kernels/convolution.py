@@ -21,7 +21,7 @@ def convolve(x: Image, kernel: Kernel, stride: int) -> Output:
     Values alone are faster by the convolution.
 
     Gain: the gradient of a strided convolution is one with holes, which XLA computes number by number on a CPU: 8.4 s for the
-    three convolutions of `nature_cnn` and 256 images of 84x84, 0.2 s here. Delete it when `jax.grad` of
+    three convolutions of `NatureCNN` and 256 images of 84x84, 0.2 s here. Delete it when `jax.grad` of
     `conv_general_dilated` takes less than that on a CPU.
 
     Args:

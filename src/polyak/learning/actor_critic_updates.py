@@ -13,10 +13,7 @@ from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces,
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
-from polyak.networks.layers import (
-    LayerSettings,
-    ValueHeadSettings,
-)
+from polyak.networks.feedforward import BuiltInNetwork, policy_settings
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import StepLog, in_float32
 from polyak.ops.losses import weighted_sum
@@ -62,13 +59,14 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
             as its actions pass through tanh already.
     """
     network = default if network is None else check_network(owner, network, name)
-    if name == "actor" and isinstance(network, ValueHeadSettings | Critics):
-        raise ValueError(f"{owner}: actor must return (action_params, value), such as Actor(), got action values: {network!r}")
-    if name == "critics" and isinstance(network, ValueHeadSettings | LayerSettings):
+    settings = policy_settings(network)
+    if name == "actor" and settings is None and isinstance(network, BuiltInNetwork | Critics):
+        raise ValueError(f"{owner}: actor must return (action_params, value), such as Actor(), got {network!r}")
+    if name == "critics" and (settings is not None or isinstance(network, BuiltInNetwork)):
         raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
-    if isinstance(network, LayerSettings) and network.squash_mean:
+    if settings is not None and settings.squash_mean:
         raise ValueError(f"{owner}: the actor's squash_mean must be False, its actions pass through tanh already; got True")
     return network
 

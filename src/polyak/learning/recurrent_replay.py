@@ -38,7 +38,7 @@ def check_sequences(owner: str, network: Network | None, replay: Replay, num_ste
     """
     if isinstance(network, RecurrentNetwork) != replay.draws_sequences:
         raise ValueError(
-            f"{owner}: replay must be a SequenceReplay with a recurrent network (q_lstm, q_gru), and only with one, got "
+            f"{owner}: replay must be a SequenceReplay with a recurrent network (LSTM, GRU), and only with one, got "
             f"replay={replay!r} and network={network!r}"
         )
     if isinstance(replay, SequenceReplay):

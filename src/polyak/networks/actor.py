@@ -1,27 +1,23 @@
 """Networks of actors without a critic: the parameters of the action's distribution alone."""
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.checks import check_number
-from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
-from polyak.core.struct import suggest_fields
+from polyak.core.struct import check_settings, choice, number, static, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
-from polyak.networks.layers import LOG_STD_RANGE, Activation, PolicyHead, Std, Torso, check_layers
+from polyak.networks.heads import PolicySettings, Std
+from polyak.networks.layers import ACTIVATIONS, Activation, DenseSettings, Torso, set_widths
+from polyak.networks.policy_head import LOG_STD_RANGE, PolicyHead
 
 
-@suggest_fields
-@short_repr()
-@dataclass(frozen=True, repr=False)
-class Actor:
+@struct(kw_only=True)
+class Actor(PolicySettings):
     """Settings of the built-in network of an actor; its output is `(action_params, None)`, since it has no value.
 
-    Images pass through the three convolutions of `nature_cnn`; everything else is flattened.
+    Images pass through the three convolutions of `NatureCNN`; everything else is flattened.
 
     Attributes:
         hidden: widths of the dense layers.
@@ -30,8 +26,6 @@ class Actor:
             parameter; `"fixed"`, e^log_std, for a deterministic actor to which noise is added; `"sde"`, for state-dependent
             exploration, √(z(s)² · σ²) of one Box action, z(s) the features of the last dense layer and σ a matrix of
             parameters.
-        log_std: the logarithm of that deviation, where it is learned the initial one; with `"sde"` of each number of σ.
-        squash_mean: the mean of Box actions is middle + half_range · tanh(x), inside the bounds of the action.
         clip_mean: clip the mean of Box actions to ± this value, before the agent's tanh; None disables clipping.
         orthogonal: orthogonal weights with gain √2, 0.01 in the last layer, and biases 0; else as PyTorch's.
 
@@ -43,24 +37,22 @@ class Actor:
     Source: Raffin et al. 2020, arXiv:2005.05719 (state-dependent exploration).
     """
 
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Activation = "relu"
+    hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
+    activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
     std: Std = "state"
-    log_std: float = 0.0
-    squash_mean: bool = False
-    orthogonal: bool = False
-    clip_mean: float | None = None
+    orthogonal: bool = choice(default=False, choices=(True, False))
+    clip_mean: float | None = number(default=None, above=0, optional=True, static=True)
 
     def __post_init__(self) -> None:
-        check_layers(self, ("free", "state", "fixed", "sde"))
-        check_number("network", "clip_mean", self.clip_mean, above=0, optional=True)
+        set_widths(self, "hidden")
+        check_settings(self)
         if self.squash_mean and self.clip_mean is not None:
-            raise ValueError(f"network: clip_mean must be None with squash_mean=True, got {self.clip_mean}")
+            raise ValueError(f"Actor: clip_mean must be None with squash_mean=True, got {self.clip_mean}")
 
     @property
-    def shared_torso(self) -> bool:
-        """There is no critic to share with."""
-        return False
+    def dense(self) -> DenseSettings:
+        """The settings of the dense layers."""
+        return DenseSettings(self.hidden, self.activation, self.orthogonal)
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
@@ -86,8 +78,8 @@ class _ActorModule(nnx.Module):
 
     def __init__(self, settings: Actor, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.action, self.clip_mean = spec.action, settings.clip_mean
-        self.actor = Torso(settings, spec, rngs)
-        self.policy = PolicyHead(self.actor.features, settings, spec, rngs)
+        self.actor = Torso(settings.dense, spec, rngs)
+        self.policy = PolicyHead(self.actor.dense.features, settings, spec, rngs, orthogonal=settings.orthogonal)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, None]:
         return map_space(self._in_range, self.action, self.policy(self.actor(obs))), None

@@ -27,7 +27,7 @@ def check_network(owner: str, network: Any, name: str = "network") -> Network:
         adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
         raise TypeError(f"{owner}: {name} must be polyak.{adapter}, got the module itself, a {type(network).__name__}")
     if isinstance(network, type) or not isinstance(network, Network):
-        raise TypeError(f"{owner}: {name} must have init and apply, such as mlp(), got {network!r}")
+        raise TypeError(f"{owner}: {name} must have init and apply, such as MLP(), got {network!r}")
     return network
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -10,19 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.printing import short_repr
-from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces, zeros
-from polyak.core.struct import suggest_fields
+from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces
+from polyak.core.struct import check_settings, choice, integer, number, static, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.initializers import constant, uniform
-from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, widths
+from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size, set_widths
 
 
-@suggest_fields
-@short_repr()
-@dataclass(frozen=True, repr=False)
+@struct(kw_only=True)
 class Critics:
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
@@ -47,20 +42,16 @@ class Critics:
     normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization).
     """
 
-    hidden: tuple[int, ...] = (256, 256)
-    activation: Activation = "relu"
-    num_critics: int = 2
-    norm: Literal["layer", "batch"] | None = None
-    dropout: float = 0.0
-    num_quantiles: int | None = None
+    hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
+    activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
+    num_critics: int = integer(default=2)
+    norm: Literal["layer", "batch"] | None = choice(default=None, choices=("layer", "batch", None))
+    dropout: float = number(default=0.0, at_least=0, at_most=0.99, static=True)
+    num_quantiles: int | None = integer(default=None, optional=True)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", widths("hidden", self.hidden))
-        check_choice("network", "activation", self.activation, tuple(ACTIVATIONS))
-        check_choice("network", "norm", self.norm, ("layer", "batch", None))
-        check_integer("network", "num_critics", self.num_critics)
-        check_number("network", "dropout", self.dropout, at_least=0, at_most=0.99)
-        check_integer("network", "num_quantiles", self.num_quantiles, optional=True)
+        set_widths(self, "hidden")
+        check_settings(self)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""
@@ -89,9 +80,7 @@ class _CriticsModule(nnx.Module):
         if settings.num_quantiles is not None and not boxes:
             raise ValueError(f"network: num_quantiles must be None for Discrete actions, got {settings.num_quantiles}")
         self.encoder = Encoder(spec.obs, rngs)
-        example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
-        features = nnx.eval_shape(self.encoder, example).shape[-1]
-        inputs = features + sum(math.prod(leaf.shape) for _, leaf in boxes)
+        inputs = encoded_size(self.encoder, spec) + sum(math.prod(leaf.shape) for _, leaf in boxes)
         self.layers = nnx.List([_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))])
         self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], outputs or 1, rngs)
         self.num_critics = settings.num_critics

@@ -1,36 +1,24 @@
-"""The Flax modules that the built-in networks are made of: an observation's way in, dense layers, and the heads."""
+"""The Flax modules that the built-in networks are made of: an observation's way in, and dense layers."""
 
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.checks import check_choice, check_integer, check_number
-from polyak.core.spaces import (
-    Box,
-    Discrete,
-    EnvSpec,
-    Leaf,
-    MultiBinary,
-    MultiDiscrete,
-    Space,
-    in_action,
-    leaf_spaces,
-    map_space,
-    zeros,
-)
-from polyak.core.struct import struct
-from polyak.core.types import Network, PyTree, Variables
+from polyak.core.checks import check_integer
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, leaf_spaces, map_space, zeros
+from polyak.core.types import Network, PyTree
 from polyak.kernels.convolution import convolve
 from polyak.kernels.matmul import matmul
 from polyak.networks.initializers import constant, orthogonal, uniform
+from polyak.networks.noisy import NoisyLayer, split_key
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -40,17 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": nnx.gelu,
     "silu": nnx.silu,
 }
-Std: TypeAlias = Literal["free", "state", "fixed", "sde"]
 MAX_NARROW_WIDTH = 256
 MAX_SMALL_BATCH = 256
 """More samples at a time compute faster on several CPU threads."""
-
-LOG_STD_RANGE = (-20.0, 2.0)
-"""Bounds of the log standard deviation of `Actor` and of state-dependent exploration, so that the density of an action stays
-finite. `ActorCritic` with another `std` does not clip it."""
-
-SDE_EPS = 1e-6
-"""Added to the variance of state-dependent exploration, which features of 0 make 0."""
 
 # Methods and attributes of `nnx.Dict`: an entry of such a name would hide one, or be hidden.
 RESERVED_NAMES = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
@@ -58,7 +38,7 @@ RESERVED_NAMES = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
 @runtime_checkable
 class HasLayerWidths(Protocol):
-    """The settings of a built-in network, of values or of an actor and a critic."""
+    """The settings of a built-in network."""
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
@@ -66,112 +46,46 @@ class HasLayerWidths(Protocol):
         ...
 
 
-@runtime_checkable
-class LayerSettings(Protocol):
-    """The settings that all built-in actor-critic networks have."""
-
-    @property
-    def hidden(self) -> tuple[int, ...]:
-        """Widths of the dense layers."""
-        ...
-
-    @property
-    def layer_widths(self) -> tuple[int, ...]:
-        """Widths of all dense and recurrent layers of actor and critic."""
-        ...
-
-    @property
-    def activation(self) -> Activation:
-        """After each of them."""
-        ...
-
-    @property
-    def shared_torso(self) -> bool:
-        """Actor and critic share all but the heads."""
-        ...
-
-    @property
-    def log_std(self) -> float:
-        """Initial logarithm of the standard deviation of Box actions."""
-        ...
-
-    @property
-    def orthogonal(self) -> bool:
-        """Orthogonal dense weights with gain √2, 0.01 in the policy's head, 1 in the value's; else as PyTorch's."""
-        ...
-
-    @property
-    def std(self) -> Std:
-        """`"free"`: a parameter, the same in every state; `"state"`: an output of the policy's head; `"fixed"`: a constant.
-
-        `"sde"`: state-dependent exploration, of networks that are not recurrent.
-        """
-        ...
-
-    @property
-    def squash_mean(self) -> bool:
-        """The mean of Box actions goes through tanh into the bounds that the agent's actions have."""
-        ...
-
-
-@runtime_checkable
-class ValueHeadSettings(Protocol):
-    """The setting that all built-in networks of action values have."""
-
-    @property
-    def dueling(self) -> bool:
-        """Two heads, for the value of the state and the advantages."""
-        ...
-
-
-def check_layers(settings: LayerSettings, stds: tuple[Std, ...] = ("free", "state", "fixed")) -> None:
-    """Check the settings of a network; widths become a tuple.
-
-    Raises:
-        TypeError, ValueError: a setting is invalid; the message names it.
-    """
-    object.__setattr__(settings, "hidden", widths("hidden", settings.hidden))
-    check_choice("network", "activation", settings.activation, tuple(ACTIVATIONS))
-    check_number("network", "log_std", settings.log_std)
-    check_choice("network", "std", settings.std, stds)
-    for name in ("shared_torso", "orthogonal", "squash_mean"):
-        check_choice("network", name, getattr(settings, name), (True, False))
-
-
-def check_means(settings: LayerSettings, action: Space) -> None:
-    """Check that `squash_mean` comes with a Box, and that all Boxes have finite bounds.
-
-    Raises:
-        ValueError: there is no Box, or one is unbounded.
-    """
-    boxes = {path: leaf for path, leaf in leaf_spaces(action) if isinstance(leaf, Box)}
-    if settings.squash_mean and not boxes:
-        raise ValueError(f"network: squash_mean must be False where no action is a Box, got {action}")
-    for path, leaf in boxes.items():
-        if settings.squash_mean and not leaf.bounded:
-            raise ValueError(f"network: squash_mean needs finite bounds, got {leaf}{in_action(path)}")
-
-
 MAX_LAYERS, MAX_WIDTH = 256, 2**16
 """The largest network that settings, which may come from a file, can ask for."""
 
 
-def widths(name: str, value: Any) -> tuple[int, ...]:
-    """Widths of layers as a tuple.
+def set_widths(settings: Any, name: str) -> None:
+    """Make a setting that is widths of layers a tuple.
 
     Raises:
-        TypeError, ValueError: they are none, by the setting's name.
+        TypeError, ValueError: they are none; the message names the setting.
     """
+    owner, value = type(settings).__name__, getattr(settings, name)
     if not isinstance(value, Iterable) or isinstance(value, str):
-        raise TypeError(f"network: {name} must be widths such as (64, 64), got {value!r}")
+        raise TypeError(f"{owner}: {name} must be widths such as (64, 64), got {value!r}")
     found = tuple(value)
     if len(found) > MAX_LAYERS:
-        raise ValueError(f"network: {name} must have at most {MAX_LAYERS} layers, got {len(found)}")
+        raise ValueError(f"{owner}: {name} must have at most {MAX_LAYERS} layers, got {len(found)}")
     for width in found:
-        check_integer("network", name, width)
+        check_integer(owner, name, width)
         if width > MAX_WIDTH:
-            raise ValueError(f"network: {name} must have widths of at most {MAX_WIDTH}, got {width}")
-    return found
+            raise ValueError(f"{owner}: {name} must have widths of at most {MAX_WIDTH}, got {width}")
+    object.__setattr__(settings, name, found)
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """The settings of dense layers, without None.
+
+    Attributes:
+        hidden: their widths.
+        activation: after each of them.
+        orthogonal: orthogonal weights with gain √2 and biases 0; else as PyTorch's.
+        norm: `"layer"` normalizes the outputs of each layer before its activation; None does not.
+        noisy: they are `NoisyLayer`s, as are the layers of the head.
+    """
+
+    hidden: tuple[int, ...]
+    activation: Activation
+    orthogonal: bool
+    norm: Literal["layer"] | None = None
+    noisy: bool = False
 
 
 def is_narrow(network: Network, spec: EnvSpec) -> bool:
@@ -205,33 +119,43 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 
 class Layer(nnx.Module):
-    """A linear layer, which starts orthogonal with a gain, or as PyTorch's."""
+    """A linear layer, which starts orthogonal with a gain; as PyTorch's where that is None."""
 
-    def __init__(self, inputs: int, outputs: int, settings: LayerSettings, gain: float, rngs: nnx.Rngs) -> None:
+    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, gain: float | None) -> None:
         as_in_pytorch = uniform(inputs**-0.5)
-        kernel, bias = (orthogonal(gain), constant(0.0)) if settings.orthogonal else (as_in_pytorch, as_in_pytorch)
+        kernel, bias = (as_in_pytorch, as_in_pytorch) if gain is None else (orthogonal(gain), constant(0.0))
         self.kernel = nnx.Param(kernel(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(bias(rngs.params(), (outputs,), jnp.float32))
 
-    def __call__(self, x: Float[Array, "*rows inputs"]) -> Float[Array, "*rows outputs"]:
-        """What is made of each row, x · W + b."""
+    def __call__(self, x: Float[Array, "*rows inputs"], key: PRNGKeyArray | None = None) -> Float[Array, "*rows outputs"]:
+        """Compute x · W + b for each row; there is no noise to draw with the key."""
         y = matmul(x, self.kernel[...])
         return y + self.bias.reshape(*(1,) * (y.ndim - 1), -1)
 
 
-class Dense(nnx.Module):
-    """Linear layers with an activation after each."""
+def make_layer(inputs: int, outputs: int, settings: DenseSettings, gain: float, rngs: nnx.Rngs) -> Layer | NoisyLayer:
+    """A layer of a network with these settings; the gain is that of orthogonal weights."""
+    if settings.noisy:
+        return NoisyLayer(inputs, outputs, rngs)
+    return Layer(inputs, outputs, rngs, gain=gain if settings.orthogonal else None)
 
-    def __init__(self, inputs: int, settings: LayerSettings, rngs: nnx.Rngs) -> None:
-        pairs = itertools.pairwise((inputs, *settings.hidden))
-        self.layers = nnx.List([Layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
+
+class Dense(nnx.Module):
+    """Linear layers with an activation after each: plain or noisy, with or without normalization."""
+
+    def __init__(self, inputs: int, settings: DenseSettings, rngs: nnx.Rngs) -> None:
+        pairs = list(itertools.pairwise((inputs, *settings.hidden)))
+        self.layers = nnx.List([make_layer(a, b, settings, np.sqrt(2.0), rngs) for a, b in pairs])
+        self.norms: Any = nnx.List([nnx.LayerNorm(b, rngs=rngs) for _, b in pairs] if settings.norm else [])
         # By name: functions of JAX cannot be pickled, and so neither could a policy.
         self.activation = settings.activation
+        self.features = (inputs, *settings.hidden)[-1]
 
-    def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B features"]:
+    def __call__(self, x: Float[Array, "B inputs"], key: PRNGKeyArray | None = None) -> Float[Array, "B features"]:
         """The last layer's output."""
-        for layer in self.layers:
-            x = ACTIVATIONS[self.activation](layer(x))
+        norms = self.norms or [lambda x: x] * len(self.layers)
+        for layer, norm, layer_key in zip(self.layers, norms, split_key(key, len(self.layers)), strict=True):
+            x = ACTIVATIONS[self.activation](norm(layer(x, layer_key)))
         return x
 
 
@@ -265,158 +189,33 @@ class Encoder(nnx.Module):
 
     def __init__(self, space: Space, rngs: nnx.Rngs) -> None:
         self.space = space
-        self.images = nnx.Dict({_name(path): Convolutions(leaf, rngs) for path, leaf in leaf_spaces(space) if is_image(leaf)})
+        images = {entry_name(path): leaf for path, leaf in leaf_spaces(space) if is_image(leaf)}
+        self.images = nnx.Dict({name: Convolutions(leaf, rngs) for name, leaf in images.items()})
 
     def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
         """The vector of each observation."""
         vectors = jax.tree.leaves(map_space(_flat, self.space, obs))
-        paths = [path for path, _ in leaf_spaces(self.space)]
-        parts = [
-            self.images[_name(path)](x) if _name(path) in self.images else x for path, x in zip(paths, vectors, strict=True)
-        ]
+        names = [entry_name(path) for path, _ in leaf_spaces(self.space)]
+        parts = [self.images[name](x) if name in self.images else x for name, x in zip(names, vectors, strict=True)]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 
 class Torso(nnx.Module):
     """Encoder and dense layers."""
 
-    def __init__(self, settings: LayerSettings, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+    def __init__(self, settings: DenseSettings, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.encoder = Encoder(spec.obs, rngs)
-        example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
-        inputs = nnx.eval_shape(self.encoder, example).shape[-1]
-        self.dense = Dense(inputs, settings, rngs)
-        self.features = settings.hidden[-1] if settings.hidden else inputs
+        self.dense = Dense(encoded_size(self.encoder, spec), settings, rngs)
 
-    def __call__(self, obs: PyTree) -> Float[Array, "B features"]:
+    def __call__(self, obs: PyTree, key: PRNGKeyArray | None = None) -> Float[Array, "B features"]:
         """The features of each observation."""
-        return self.dense(self.encoder(obs))
+        return self.dense(self.encoder(obs), key)
 
 
-@struct
-class SDE:
-    """What state-dependent exploration needs beside the parameters of an action's distribution.
-
-    Attributes:
-        features: z(s).
-        std: σ, a row for each feature and a column for each number of the action.
-
-    Source: Raffin et al. 2020, arXiv:2005.05719.
-    """
-
-    features: Float[Array, "B F"]
-    std: Float[Array, "F A"]
-
-    @property
-    def log_scale(self) -> Float[Array, "B A"]:
-        """The logarithm of √(z² · σ²), the deviation of the sum of independent numbers z_f σ_fa ε_fa."""
-        return 0.5 * jnp.log(jnp.square(self.features) @ jnp.square(self.std) + SDE_EPS)
-
-
-def sde_of(variables: Variables, obs: PyTree) -> SDE:
-    """Features and σ of a built-in network with `std="sde"`; in one program with `apply`, XLA computes its layers once."""
-    module = nnx.merge(variables.graph, variables.params, variables.stats)
-    sde: SDE = module.policy.sde(module.actor(obs))
-    return sde
-
-
-class PolicyHead(nnx.Module):
-    """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
-
-    The deviation that depends on the state starts at the same number in every state: its kernel starts at 0. That of
-    state-dependent exploration is √(z² · σ²), of the features z; with `learn_features` False its gradient is that of σ alone.
-    """
-
-    def __init__(
-        self, features: int, settings: LayerSettings, spec: EnvSpec, rngs: nnx.Rngs, *, learn_features: bool = True
-    ) -> None:
-        self.spec = spec
-        self.has_sde, self.learn_features = settings.std == "sde", learn_features
-        if self.has_sde and not isinstance(spec.action, Box):
-            raise ValueError(f"network: std='sde' needs an action that is one Box, got {spec.action}")
-        check_means(settings, spec.action)
-        self.squash_mean = settings.squash_mean
-        boxes = [(path, leaf) for path, leaf in leaf_spaces(spec.action) if isinstance(leaf, Box)]
-        outputs = sum(_outputs(leaf) for _, leaf in leaf_spaces(spec.action))
-        self.linear = Layer(features, outputs, settings, 0.01, rngs)
-        shapes: dict[str, tuple[int, ...]] = {path: leaf.shape for path, leaf in boxes if settings.std == "free"}
-        if self.has_sde:
-            shapes = {"": (features, outputs)}
-        self.fixed_log_std = settings.log_std
-        self.log_std = nnx.Dict(
-            {
-                _name(path): nnx.Param(jax.device_put(np.full(shape, settings.log_std, np.float32)))
-                for path, shape in shapes.items()
-            }
-        )
-        self.scales = nnx.Dict(
-            {
-                _name(path): nnx.Linear(
-                    features,
-                    _outputs(leaf),
-                    kernel_init=nnx.initializers.zeros,
-                    bias_init=nnx.initializers.constant(settings.log_std),
-                    rngs=rngs,
-                )
-                for path, leaf in boxes
-                if settings.std == "state"
-            }
-        )
-
-    def __call__(self, hidden: Float[Array, "B features"]) -> PyTree:
-        """In the tree of `ops.distributions.parameter_shapes`."""
-        widths = [_outputs(leaf) for _, leaf in leaf_spaces(self.spec.action)]
-        columns = iter(jnp.split(self.linear(hidden), np.cumsum(widths)[:-1], axis=-1))
-        paths = iter([path for path, _ in leaf_spaces(self.spec.action)])
-
-        def leaf_params(space: Leaf) -> PyTree:
-            column, path = next(columns), next(paths)
-            match space:
-                case Box():
-                    loc = column.reshape(*column.shape[:-1], *space.shape)
-                    return {"loc": self._mean(loc, space), "log_scale": self._log_scale(hidden, path, loc.shape)}
-                case MultiBinary():
-                    return column.reshape(*column.shape[:-1], *space.shape)
-                case _:
-                    return column
-
-        return map_space(leaf_params, self.spec.action)
-
-    def sde(self, hidden: Float[Array, "B features"]) -> SDE:
-        """Features and σ of state-dependent exploration."""
-        return SDE(hidden, jnp.exp(jnp.clip(self.log_std[_name("")][...], *LOG_STD_RANGE)))
-
-    def _log_scale(self, hidden: Array, path: str, shape: tuple[int, ...]) -> Array:
-        if self.has_sde:
-            return self.sde(hidden if self.learn_features else jax.lax.stop_gradient(hidden)).log_scale.reshape(shape)
-        name = _name(path)
-        if name in self.scales:
-            return self.scales[name](hidden).reshape(shape)
-        return jnp.broadcast_to(self.log_std[name][...], shape) if name in self.log_std else jnp.full(shape, self.fixed_log_std)
-
-    def _mean(self, loc: Array, space: Box) -> Array:
-        """Squashed, mid + half_range · tanh(loc) with the bounds of the agent's actions."""
-        if not self.squash_mean:
-            return loc
-        middle, half_range = (jnp.asarray(x) for x in range_of_means(self.spec, space))
-        return middle + half_range * jnp.tanh(loc)
-
-
-def range_of_means(spec: EnvSpec, space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """`(middle, half_range)`, `[1, ...]`, of the agent's actions in this part of the action, which a squashed mean stays in."""
-    # Halves first: the range of a wide box overflows.
-    low, high = (bound.reshape(1, *space.shape) / 2 for bound in spec.action_bounds(space))
-    return high + low, high - low
-
-
-def _outputs(space: Leaf) -> int:
-    """How many numbers the linear layer gives for one part of the action."""
-    match space:
-        case Discrete():
-            return space.n
-        case MultiDiscrete():
-            return sum(space.nvec)
-        case _:
-            return int(np.prod(space.shape))
+def encoded_size(encoder: Encoder, spec: EnvSpec) -> int:
+    """The length of an encoded observation."""
+    example = jax.tree.map(jnp.asarray, zeros(spec.obs, (1,)))
+    return int(nnx.eval_shape(encoder, example).shape[-1])
 
 
 def _flat(space: Leaf, x: Array) -> Array:
@@ -434,6 +233,6 @@ def _flat(space: Leaf, x: Array) -> Array:
             return x.astype(jnp.float32).reshape(x.shape[0], -1)
 
 
-def _name(path: str) -> str:
+def entry_name(path: str) -> str:
     """The part's name in an `nnx.Dict`, where the names of its methods would hide it."""
     return f"{path}_" if path.rstrip("_") in RESERVED_NAMES else path or "all"

@@ -1,106 +1,195 @@
-"""Recurrent networks: an LSTM or a GRU between the dense layers and the heads, and how they are unrolled."""
+"""Recurrent networks: an LSTM or a GRU between the dense layers and the head, and how they are unrolled."""
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, TypeAlias
+import abc
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.core.checks import check_choice, check_integer
-from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec
+from polyak.core.struct import integer, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
-from polyak.networks.adapters import FlaxNNX
-from polyak.networks.layers import Activation, Layer, PolicyHead, Std, Torso, check_layers
+from polyak.networks.feedforward import BuiltInNetwork, QHead
+from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
+from polyak.networks.layers import MAX_WIDTH, Layer, Torso
+from polyak.networks.policy_head import PolicyHead
 
-CellName: TypeAlias = Literal["lstm", "gru"]
+Cell: TypeAlias = nnx.OptimizedLSTMCell | nnx.GRUCell
 
 
-@short_repr()
-@dataclass(frozen=True, repr=False)
-class RecurrentActorCritic:
-    """Settings of the built-in recurrent actor-critic network; `lstm` and `gru` make them.
+class _ActorCriticModule(nnx.Module):
+    """Encoder, dense layers, a cell; one head for the action's distribution and one for the value."""
 
-    Encoder and dense layers as of `ActorCritic`, then one cell, then the heads. Actor and critic have a cell and a recurrent
-    state each, unless they share all but the heads. The cells are Flax's: gates in the order i, f, g, o (LSTM) and r, z, n
-    (GRU), LeCun normal input kernels, recurrent ones orthogonal over all gates together (as in Keras), and biases 0, but 1 in
-    the forget gate, so that a fresh LSTM does not forget. That 1 is a parameter like the others: nothing is added when the
-    gate is computed. The recurrent state starts at 0, in float32.
+    def __init__(self, network: "Recurrent", head: PolicyAndValue, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.network, orthogonal = network, network.dense.orthogonal
+        self.actor = _CellStack(network, spec, rngs)
+        # One object under two names is one set of parameters to NNX.
+        self.critic = self.actor if network.critic is None else _CellStack(network, spec, rngs)
+        self.value = Layer(network.width, 1, rngs, gain=1.0 if orthogonal else None)
+        self.policy = PolicyHead(network.width, head, spec, rngs, orthogonal=orthogonal)
+
+    def __call__(self, inputs: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        """`(out, carry)` of one step from `(obs, carry)`."""
+        obs, carry = inputs
+        carry, outputs = self._step(carry, self._features(obs))
+        return self._heads(outputs), carry
+
+    def through_time(self, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
+        """`(out, carry)` of T steps; only the cells go step by step."""
+        size = first.shape
+        features = _split_steps(self._features(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)), size)
+        initial = self.network.initial_carry(size[1])
+
+        def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
+            features, first = row
+            return self._step(_reset(initial, carry, first), features)
+
+        carry, outputs = jax.lax.scan(step, carry, (features, first))
+        out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), outputs))
+        return _split_steps(out, size), carry
+
+    def _stacks(self) -> dict[str, "_CellStack"]:
+        return {"actor": self.actor} if self.critic is self.actor else {"actor": self.actor, "critic": self.critic}
+
+    def _features(self, obs: PyTree) -> PyTree:
+        return {name: stack.torso(obs) for name, stack in self._stacks().items()}
+
+    def _step(self, carry: PyTree, features: PyTree) -> tuple[PyTree, PyTree]:
+        stepped = {name: stack.cell(carry[name], features[name]) for name, stack in self._stacks().items()}
+        return {name: carry for name, (carry, _) in stepped.items()}, {name: out for name, (_, out) in stepped.items()}
+
+    def _heads(self, outputs: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
+        value = self.value(outputs["actor" if self.critic is self.actor else "critic"])
+        return self.policy(outputs["actor"]), value[..., 0]
+
+
+class _QModule(QHead):
+    """Encoder, dense layers, a cell, and the layers of the head beside them."""
+
+    def __init__(self, network: "Recurrent", head: QValues, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.stack = _CellStack(network, spec, rngs)
+        super().__init__(network.width, 1, network.dense, head, spec, rngs)
+
+    def __call__(self, inputs: Any, key: PRNGKeyArray | None = None) -> Any:
+        """`((q, value), carry)` of one step from `(obs, carry)`."""
+        obs, carry = inputs
+        carry, features = self.stack.cell(carry, self.stack.torso(obs))
+        q = super().__call__(features)[..., 0]
+        return (q, jnp.max(q, axis=-1)), carry
+
+
+class _CellStack(nnx.Module):
+    """Encoder and dense layers, and the cell after them."""
+
+    def __init__(self, network: "Recurrent", spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.torso = Torso(network.dense, spec, rngs)
+        self.cell = network._make_cell(self.torso.dense.features, rngs)
+
+
+@struct
+class Recurrent(BuiltInNetwork):
+    """A built-in network with a cell between the dense layers and the head.
 
     Attributes:
-        cell: `"lstm"` or `"gru"`.
-        width: size of the cell's output; the recurrent state of an LSTM is twice as large.
+        width: size of the cell's output.
         hidden: widths of the dense layers before the cell; may be empty.
-        activation: after each of these.
-        shared_torso: one cell, and one stack of layers before it, for both heads.
-        log_std: see `ActorCritic`, as the rest.
-        orthogonal: of the dense layers and heads.
-        std: free, depending on the state, or fixed.
-        squash_mean: the mean of Box actions inside their bounds.
-
-    Source: Hochreiter & Schmidhuber 1997 (LSTM); Cho et al. 2014, arXiv:1406.1078 (GRU); Jozefowicz et al. 2015 (the 1).
     """
 
-    cell: CellName = "lstm"
-    width: int = 64
-    hidden: tuple[int, ...] = (64,)
-    activation: Activation = "tanh"
-    shared_torso: bool = False
-    log_std: float = 0.0
-    orthogonal: bool = True
-    std: Std = "free"
-    squash_mean: bool = False
+    width: int = integer(default=64, at_most=MAX_WIDTH)
+    modules: ClassVar = {PolicyAndValue: _ActorCriticModule, QValues: _QModule}
 
-    def __post_init__(self) -> None:
-        check_choice("network", "cell", self.cell, ("lstm", "gru"))
-        check_integer("network", "width", self.width)
-        check_layers(self)
+    def _check_together(self) -> None:
+        """Check that the head has no setting that only networks without recurrent state have.
+
+        Raises:
+            ValueError: it has.
+        """
+        owner = type(self).__name__
+        match self.head:
+            case PolicyAndValue(std="sde"):
+                raise ValueError(f"{owner}: std must be 'free', 'state' or 'fixed' in a recurrent network, got 'sde'")
+            case PolicyAndValue(value_hidden=hidden, value_activation=activation) if (hidden, activation) != (None, None):
+                got = f"got {hidden} and {activation!r}"
+                raise ValueError(f"{owner}: value_hidden and value_activation must be None in a recurrent network, {got}")
+            case QValues(noisy=True) | QValues(outputs=int()) | Quantiles():
+                raise ValueError(f"{owner}: a recurrent network has no noise, outputs or quantiles, got {self.head!r}")
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
         """Widths of the dense layers and of the cell."""
         return (*self.hidden, self.width)
 
-    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """Fresh variables for the spec's spaces."""
-        return FlaxNNX(self._module).init(key, spec)
+    @abc.abstractmethod
+    def _make_cell(self, inputs: int, rngs: nnx.Rngs) -> Cell:
+        """The cell, of random initial weights."""
+
+    @abc.abstractmethod
+    def _cell_carry(self, batch_size: int) -> PyTree:
+        """The recurrent state of one cell: zeros `[B, width]`, each a buffer of its own, which a donated carry needs."""
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """Zeros `[B, width]` for each cell: `(c, h)` of an LSTM, `h` of a GRU, by the names `actor` and `critic`."""
-
-        # Each its own buffer: a donated carry may not hold one buffer twice.
-        def zeros() -> Array:
-            return jnp.zeros((batch_size, self.width), jnp.float32)
-
-        names = ("actor",) if self.shared_torso else ("actor", "critic")
-        return {name: (zeros(), zeros()) if self.cell == "lstm" else zeros() for name in names}
+        """Zeros `[B, width]`: `(c, h)` of an LSTM, `h` of a GRU; with `PolicyAndValue` by the names `actor` and `critic`."""
+        if isinstance(self.head, QValues):
+            return self._cell_carry(batch_size)
+        return {name: self._cell_carry(batch_size) for name in (("actor", "critic") if self.critic else ("actor",))}
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """`((action_params, value), carry, stats)` after one step, for obs leaves `[B, ...]`; carry `()` is the initial one."""
+        """`(out, carry, stats)` after one step, for obs leaves `[B, ...]`; carry `()` is the initial one."""
         carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if _is_empty(carry) else carry
-        (out, carry), _, stats = FlaxNNX(self._module).apply(variables, (obs, carry), train=train, key=key)
-        return out, carry, stats
-
-    def unroll(self, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
-        """See `unroll`; the layers before and after the cells take all steps at once."""
-        module: _RecurrentModule = nnx.merge(variables.graph, variables.params, variables.stats)
-        module.eval()
-        return module.through_time(obs, first, carry)
-
-    def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
-        return _RecurrentModule(self, spec, rngs)
+        out, carry = nnx.merge(variables.graph, variables.params, variables.stats)((obs, carry))
+        return out, carry, variables.stats
 
 
-lstm = partial(RecurrentActorCritic, "lstm")
-"""Dense layers and an LSTM cell, for partial observations; separate ones for actor and critic unless `shared_torso`."""
+@struct
+class LSTM(Recurrent):
+    """Dense layers and an LSTM cell, for partial observations.
 
-gru = partial(RecurrentActorCritic, "gru")
-"""`lstm` with a GRU cell: a quarter fewer weights, half the recurrent state."""
+    With `PolicyAndValue` actor and critic have a cell and a recurrent state each, unless they share a torso. The cell is that
+    of Flax: gates in the order i, f, g, o, LeCun normal input kernels, recurrent ones orthogonal over all gates together (as in
+    Keras), and biases 0, but 1 in the forget gate, so that a fresh LSTM does not forget. That 1 is a parameter like the others:
+    nothing is added when the gate is computed. The recurrent state, c and h, starts at 0, in float32.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range, or does not go with the head; the message names it.
+
+    Source: Hochreiter & Schmidhuber 1997; Jozefowicz et al. 2015 (the 1); Hausknecht & Stone 2015, arXiv:1507.06527 (of action
+    values).
+    """
+
+    def _make_cell(self, inputs: int, rngs: nnx.Rngs) -> Cell:
+        """The cell of Flax with an open forget gate."""
+        return nnx.OptimizedLSTMCell(
+            inputs, self.width, gate_fn=_sigmoid, activation_fn=_tanh, bias_init=_open_forget_gate, rngs=rngs
+        )
+
+    def _cell_carry(self, batch_size: int) -> PyTree:
+        """The pair `(c, h)`."""
+        return _zeros(batch_size, self.width), _zeros(batch_size, self.width)
+
+
+@struct
+class GRU(Recurrent):
+    """`LSTM` with a GRU cell: a quarter fewer weights, half the recurrent state.
+
+    The gates of Flax's cell stand in the order r, z, n, with biases 0.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range, or does not go with the head; the message names it.
+
+    Source: Cho et al. 2014, arXiv:1406.1078.
+    """
+
+    def _make_cell(self, inputs: int, rngs: nnx.Rngs) -> Cell:
+        """The cell of Flax."""
+        return nnx.GRUCell(inputs, self.width, gate_fn=_sigmoid, activation_fn=_tanh, rngs=rngs)
+
+    def _cell_carry(self, batch_size: int) -> PyTree:
+        """The state h."""
+        return _zeros(batch_size, self.width)
 
 
 def reset_carry(network: Network, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
@@ -132,8 +221,9 @@ def unroll(
         out leaves `[T, B, ...]`, and the carry after the last step.
     """
     carry = network.initial_carry(first.shape[1]) if _is_empty(carry) else carry
-    if isinstance(network, RecurrentActorCritic):
-        return network.unroll(variables, obs, first, carry)
+    if isinstance(network, Recurrent) and isinstance(network.head, PolicyAndValue):
+        module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)
+        return module.through_time(obs, first, carry)
 
     def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         obs, first = row
@@ -144,63 +234,8 @@ def unroll(
     return out, carry
 
 
-class _RecurrentModule(nnx.Module):
-    """Encoder, dense layers, a cell; one head for the action's distribution and one for the value."""
-
-    def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        self.settings = settings
-        self.actor = CellStack(settings, spec, rngs)
-        # One object under two names is one set of parameters to NNX.
-        self.critic = self.actor if settings.shared_torso else CellStack(settings, spec, rngs)
-        self.value = Layer(settings.width, 1, settings, 1.0, rngs)
-        self.policy = PolicyHead(settings.width, settings, spec, rngs)
-
-    def __call__(self, inputs: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        """`(out, carry)` of one step from `(obs, carry)`."""
-        obs, carry = inputs
-        carry, outputs = self._step(carry, self._features(obs))
-        return self._heads(outputs), carry
-
-    def through_time(self, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree) -> tuple[PyTree, PyTree]:
-        """`(out, carry)` of T steps; only the cells go step by step."""
-        size = first.shape
-        features = _split_steps(self._features(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)), size)
-        initial = self.settings.initial_carry(size[1])
-
-        def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
-            features, first = row
-            return self._step(_reset(initial, carry, first), features)
-
-        carry, outputs = jax.lax.scan(step, carry, (features, first))
-        out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), outputs))
-        return _split_steps(out, size), carry
-
-    def _stacks(self) -> dict[str, "CellStack"]:
-        return {"actor": self.actor} if self.critic is self.actor else {"actor": self.actor, "critic": self.critic}
-
-    def _features(self, obs: PyTree) -> PyTree:
-        return {name: stack.torso(obs) for name, stack in self._stacks().items()}
-
-    def _step(self, carry: PyTree, features: PyTree) -> tuple[PyTree, PyTree]:
-        stepped = {name: stack.cell(carry[name], features[name]) for name, stack in self._stacks().items()}
-        return {name: carry for name, (carry, _) in stepped.items()}, {name: out for name, (_, out) in stepped.items()}
-
-    def _heads(self, outputs: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
-        value = self.value(outputs["actor" if self.critic is self.actor else "critic"])
-        return self.policy(outputs["actor"]), value[..., 0]
-
-
-class CellStack(nnx.Module):
-    """Encoder and dense layers, and the cell after them."""
-
-    def __init__(self, settings: RecurrentActorCritic, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        self.torso = Torso(settings, spec, rngs)
-        sizes = (self.torso.features, settings.width)
-        self.cell: nnx.OptimizedLSTMCell | nnx.GRUCell = (
-            nnx.OptimizedLSTMCell(*sizes, gate_fn=_sigmoid, activation_fn=_tanh, bias_init=_open_forget_gate, rngs=rngs)
-            if settings.cell == "lstm"
-            else nnx.GRUCell(*sizes, gate_fn=_sigmoid, activation_fn=_tanh, rngs=rngs)
-        )
+def _zeros(batch_size: int, width: int) -> Float[Array, "B width"]:
+    return jnp.zeros((batch_size, width), jnp.float32)
 
 
 # Flax's defaults are functions of JAX, which cannot be pickled, and so neither could a policy.

@@ -56,7 +56,7 @@ LARGEST_VECTOR = 1_000_000
 SAMPLES_IN_CACHE = 4096
 # A device of one core has only the cache of that core; a single device uses several cores for large products.
 SAMPLES_IN_CORE_CACHE = 512
-# The gradient of `nature_cnn` for 256 images of 84x84 takes 0.22 s by 32 at a time, 0.26 by 64, and 0.35 at once.
+# The gradient of `NatureCNN` for 256 images of 84x84 takes 0.22 s by 32 at a time, 0.26 by 64, and 0.35 at once.
 IMAGES_IN_CACHE = 32
 
 

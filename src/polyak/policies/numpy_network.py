@@ -16,9 +16,9 @@ from jaxtyping import Array, PRNGKeyArray
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.actor import Actor
-from polyak.networks.actor_critic import ActorCritic
-from polyak.networks.layers import LOG_STD_RANGE, range_of_means
-from polyak.networks.q_network import QNetwork
+from polyak.networks.feedforward import FeedForward, policy_settings
+from polyak.networks.heads import PolicySettings, QValues
+from polyak.networks.policy_head import LOG_STD_RANGE, range_of_means
 from polyak.ops.normalize import ROUNDING, ObsNormalizer, RunningStats
 from polyak.policies.numpy_reader import make_network
 
@@ -39,31 +39,32 @@ of a batch, would differ from one process."""
 
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
-    """Whether the network is a small `mlp` or `q_mlp`, from one vector to one Discrete or Box action without masks.
+    """Whether the network is a small `MLP`, from one vector to one Discrete or Box action without masks.
 
     Args:
         with_value: whether the value is needed too, whose layers must be small likewise.
     """
-    if isinstance(network, ActorCritic) and network.std != "free":
-        return False
-    if isinstance(network, Actor) and (network.std == "sde" or network.squash_mean):
-        return False
-    if with_value and not (isinstance(network, ActorCritic) and suits_numpy(network.of_critic, spec, num_envs)):
-        return False
-    return not spec.has_action_mask and num_envs <= max_batch_size(network, spec, MAX_ACT_PRODUCTS)
+    settings = policy_settings(network)
+    if isinstance(network, Actor):
+        is_plain = network.std != "sde" and not network.squash_mean and not with_value
+    else:
+        is_plain = settings.std == "free" if settings is not None else not with_value
+    largest = max_batch_size(network, spec, MAX_ACT_PRODUCTS, with_value=with_value)
+    return is_plain and not spec.has_action_mask and num_envs <= largest
 
 
-def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
-    """The batch size up to which an `mlp` or `q_mlp` from one vector to one Discrete or Box action is small; 0 for others.
+def max_batch_size(network: Network, spec: EnvSpec, products: int, *, with_value: bool = False) -> int:
+    """The batch size up to which an `MLP` from one vector to one Discrete or Box action is small; 0 for others.
 
     Args:
         products: multiplications in one layer.
+        with_value: whether the critic's layers count too.
     """
-    if not isinstance(network, ActorCritic | Actor | QNetwork) or network.activation not in FAST_ACTIVATIONS:
+    if not isinstance(network, FeedForward | Actor) or not has_plain_layers(network):
         return 0
-    if isinstance(network, QNetwork) and not has_plain_layers(network):
-        return 0
-    if not network.hidden:
+    critic = network.critic if with_value and isinstance(network, FeedForward) else None
+    layers = [dense for dense in (network.dense, critic) if dense is not None]
+    if not all(dense.hidden and dense.activation in FAST_ACTIVATIONS for dense in layers):
         return 0
     if not isinstance(spec.obs, Box) or spec.obs.dtype.kind != "f" or not isinstance(spec.action, Discrete | Box):
         return 0
@@ -71,13 +72,16 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int) -> int:
     if isinstance(network, Actor) and network.std == "state" and isinstance(spec.action, Box):
         # A sample takes the means and the standard deviations from one product.
         outputs *= 2
-    widths = (int(np.prod(spec.obs.shape)), *network.hidden, outputs)
-    return products // max(a * b for a, b in itertools.pairwise(widths))
+    widths = [(int(np.prod(spec.obs.shape)), *dense.hidden, outputs) for dense in layers]
+    return products // max(a * b for row in widths for a, b in itertools.pairwise(row))
 
 
-def has_plain_layers(network: QNetwork) -> bool:
-    """Whether each layer is a matrix product and an activation, and the last one's outputs are the action values."""
-    return not (network.noisy or network.norm) and network.outputs is None
+def has_plain_layers(network: FeedForward | Actor) -> bool:
+    """Whether each layer is a matrix product and an activation, and the outputs are the action's parameters or values."""
+    if network.dense.noisy or network.dense.norm:
+        return False
+    head = network if isinstance(network, Actor) else network.head
+    return isinstance(head, PolicySettings) or (isinstance(head, QValues) and head.outputs is None)
 
 
 def action_noise(spec: EnvSpec, key: PRNGKeyArray, num_envs: int) -> Array:
@@ -140,13 +144,13 @@ def numpy_mode(
 
 
 def network_arrays(
-    network: ActorCritic | Actor | QNetwork, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
+    network: FeedForward | Actor, params: PyTree, normalizer: ObsNormalizer | None, spec: EnvSpec
 ) -> dict[str, Numbers]:
-    """The arrays of `numpy_reader.make_network` for the actor of an `mlp`, or for action values up to a constant of each row.
+    """The arrays of `numpy_reader.make_network` for the actor of an `MLP`, or for action values up to a constant of each row.
 
     The value of a dueling network is such a constant: neither the best action nor a softmax depends on it.
     """
-    if isinstance(network, QNetwork):
+    if policy_settings(network) is None:
         return _arrays(params, params["head"]["advantage"], normalizer)
     arrays = _arrays(params["actor"], params["policy"]["linear"], normalizer)
     # Logits are not clipped.
@@ -178,10 +182,11 @@ def _output(
     variables: Variables, normalizer: ObsNormalizer | None, network: Network, spec: EnvSpec
 ) -> Callable[[Numbers], Numbers]:
     """The output of the policy's last layer for observations: logits, action values, or the mean of a Box action."""
-    assert isinstance(network, ActorCritic | Actor | QNetwork), "as suits_numpy says"
+    assert isinstance(network, FeedForward | Actor), "as suits_numpy says"
     arrays = network_arrays(network, variables.params, normalizer, spec)
-    forward = make_network(arrays, len(network.hidden), network.activation, PRODUCT_ROWS)
-    if isinstance(network, QNetwork) or not (network.squash_mean and isinstance(spec.action, Box)):
+    forward = make_network(arrays, len(network.hidden), network.dense.activation, PRODUCT_ROWS)
+    settings = policy_settings(network)
+    if settings is None or not (settings.squash_mean and isinstance(spec.action, Box)):
         return lambda obs: forward(obs.reshape(obs.shape[0], -1))
     middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
 
@@ -197,9 +202,9 @@ def _output(
 
 def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Network) -> Callable[[Numbers], Numbers]:
     """The value of observations."""
-    assert isinstance(network, ActorCritic), "as suits_numpy says"
-    critic, params = network.of_critic, variables.params
-    torso = params["actor"] if network.shared_torso else params["critic"]
+    assert isinstance(network, FeedForward), "as suits_numpy says"
+    critic, params = network.critic or network.dense, variables.params
+    torso = params["critic"] if network.critic else params["actor"]
     forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation, PRODUCT_ROWS)
     return lambda obs: forward(obs.reshape(obs.shape[0], -1))[:, 0]
 

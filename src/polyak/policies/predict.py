@@ -61,7 +61,7 @@ def predict(
 ) -> tuple[Any, PyTree]:
     """NumPy in, NumPy out: the environment's own action (clipped or rescaled, counted from its `start`) for an observation.
 
-    The mode of a small `mlp` or `q_mlp` is computed in NumPy, which for one observation costs less than the call of a JAX
+    The mode of a small `MLP` is computed in NumPy, which for one observation costs less than the call of a JAX
     function: the same bits at every call, and up to rounding those of `policy.distribution(...)` compiled.
 
     A Python policy's exceptions are raised as they are, also from inside wrappers.

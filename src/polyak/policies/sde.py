@@ -10,7 +10,8 @@ from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, TimeStep
-from polyak.networks.layers import LayerSettings, sde_of
+from polyak.networks.feedforward import policy_settings
+from polyak.networks.policy_head import sde_of
 from polyak.ops.distributions import Distribution
 from polyak.policies.network_policy import NetworkPolicy
 from polyak.policies.predict import as_python, predict
@@ -55,7 +56,7 @@ class StateDependentExploration:
     with variance z² · σ², which is the `distribution`; with `squash` all passes through tanh.
 
     Attributes:
-        policy: of an `Actor(std="sde")`, or an actor-critic network such as `mlp(std="sde")`.
+        policy: of an `Actor(std="sde")`, or a network such as `MLP(head=PolicyAndValue(std="sde"))`.
         sample_freq: steps with one ε; None draws it once an episode.
 
     Raises:
@@ -70,8 +71,8 @@ class StateDependentExploration:
     def __post_init__(self) -> None:
         if not has_sde(self.policy.network):
             raise ValueError(
-                f"StateDependentExploration: the network must have std='sde', as Actor(std='sde') and mlp(std='sde') have, "
-                f"got {self.policy.network!r}"
+                f"StateDependentExploration: the network must have std='sde', as Actor(std='sde') has, got "
+                f"{self.policy.network!r}"
             )
         check_integer("StateDependentExploration", "sample_freq", self.sample_freq, optional=True)
 
@@ -109,7 +110,8 @@ class StateDependentExploration:
 
 def has_sde(network: Network) -> bool:
     """Whether this is a built-in network for state-dependent exploration."""
-    return isinstance(network, LayerSettings) and network.std == "sde"
+    settings = policy_settings(network)
+    return settings is not None and settings.std == "sde"
 
 
 def check_sde(settings: SDESettings, network: Network) -> None:

@@ -19,6 +19,6 @@ CARTPOLE = {
 ATARI = {**dqn.ATARI, "learning_rate": 2.5e-4, "adam_eps": 3.125e-4}
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset", "q_mlp"),
-    "ALE/...": Preset(10_000_000, 8, ATARI, "Bellemare et al. 2017 and Dopamine, with 8 environments", "q_mlp"),
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "Bellemare et al. 2017 and Dopamine, with 8 environments"),
 }

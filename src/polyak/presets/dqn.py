@@ -88,11 +88,11 @@ ATARI = {
 }
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset", "q_mlp"),
-    "Acrobot-v1": Preset(100_000, 8, ACROBOT, "polyak's preset", "q_mlp"),
-    "MountainCar-v0": Preset(120_000, 8, MOUNTAIN_CAR, "polyak's preset", "q_mlp"),
-    "LunarLander-v3": Preset(300_000, 8, LUNAR_LANDER, "polyak's preset", "q_mlp"),
-    "gymnax/Breakout-MinAtar": Preset(1_000_000, 32, MINATAR, "Young and Tian 2019 in part, with dense layers", "q_mlp"),
-    "gymnax/Asterix-MinAtar": Preset(5_000_000, 32, ASTERIX, "Young and Tian 2019 in part, with dense layers", "q_mlp"),
-    "ALE/...": Preset(10_000_000, 8, ATARI, "Mnih et al. 2015 and Dopamine, with 8 environments", "q_mlp"),
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset"),
+    "Acrobot-v1": Preset(100_000, 8, ACROBOT, "polyak's preset"),
+    "MountainCar-v0": Preset(120_000, 8, MOUNTAIN_CAR, "polyak's preset"),
+    "LunarLander-v3": Preset(300_000, 8, LUNAR_LANDER, "polyak's preset"),
+    "gymnax/Breakout-MinAtar": Preset(1_000_000, 32, MINATAR, "Young and Tian 2019 in part, with dense layers"),
+    "gymnax/Asterix-MinAtar": Preset(5_000_000, 32, ASTERIX, "Young and Tian 2019 in part, with dense layers"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "Mnih et al. 2015 and Dopamine, with 8 environments"),
 }

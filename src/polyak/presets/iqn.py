@@ -28,6 +28,6 @@ ATARI = {
 }
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset", "iqn_mlp"),
-    "ALE/...": Preset(10_000_000, 8, ATARI, "Dabney et al. 2018 and Dopamine, with 8 environments", "iqn_mlp"),
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "Dabney et al. 2018 and Dopamine, with 8 environments"),
 }

@@ -37,10 +37,9 @@ class Preset:
     Attributes:
         env_steps: length of the training, in environment steps.
         num_envs: number of copies of the environment.
-        values: the agent's fields; `network`, `actor` and `critics` hold arguments of what makes that network, and `replay`
-            holds arguments of `make_replay`.
+        values: the agent's fields; `actor` and `critics` hold fields of these networks, `network` those of an `MLP` and of its
+            head, and `replay` arguments of `make_replay`.
         source: where the numbers come from.
-        make_network: the function that makes `network`.
         loop: the loop that the algorithm is made for; `"auto"` goes by the environment.
         workers: number of worker processes of that loop.
     """
@@ -49,7 +48,6 @@ class Preset:
     num_envs: int
     values: Mapping[str, Any]
     source: str
-    make_network: Literal["mlp", "q_mlp", "iqn_mlp"] = "mlp"
     loop: Literal["auto", "asynchronous"] = "auto"
     workers: int | None = None
 
@@ -78,19 +76,8 @@ class Preset:
         if "replay" in self.values.keys() - changed.keys():
             settings["replay"] = make_replay(settings["replay"], env_steps)
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
-            from polyak.networks.actor import Actor
-            from polyak.networks.actor_critic import mlp
-            from polyak.networks.critics import Critics
-            from polyak.networks.q_network import q_mlp
-            from polyak.networks.quantile_network import iqn_mlp
-
-            makers: dict[str, Any] = {
-                "network": {"mlp": mlp, "q_mlp": q_mlp, "iqn_mlp": iqn_mlp}[self.make_network],
-                "actor": Actor,
-                "critics": Critics,
-            }
             has_sde = settings.get("sde_sample_freq") is not None
-            settings |= {name: makers[name](**_with_noise(name, settings[name], has_sde=has_sde)) for name in networks}
+            settings |= {name: build_network(name, _with_noise(name, settings[name], has_sde=has_sde)) for name in networks}
         return settings
 
 
@@ -105,6 +92,25 @@ def make_replay(arguments: Mapping[str, Any], env_steps: int) -> Any:
     kinds: Any = {"uniform": UniformReplay, "prioritized": PrioritizedReplay, "sequence": SequenceReplay}
     make = kinds[arguments.get("kind", "uniform")]
     return make(**{name: with_length(value, env_steps) for name, value in arguments.items() if name != "kind"})
+
+
+def build_network(name: str, fields: Mapping[str, Any]) -> Any:
+    """The network of a setting: `Actor`, `Critics` or, for `network`, an `MLP`, whose other fields are its head's.
+
+    >>> build_network("network", {"hidden": (512,), "dueling": True})
+    MLP(hidden=(512,), head=QValues(dueling=True))
+    """
+    from polyak.networks.actor import Actor
+    from polyak.networks.critics import Critics
+    from polyak.networks.feedforward import MLP
+    from polyak.networks.heads import PolicyAndValue, QValues
+
+    if name != "network":
+        return (Actor if name == "actor" else Critics)(**fields)
+    of_head = {key: value for key, value in fields.items() if key not in MLP.__dataclass_fields__}
+    head = QValues if of_head.keys() <= QValues.__dataclass_fields__.keys() else PolicyAndValue
+    of_mlp = {key: value for key, value in fields.items() if key not in of_head}
+    return MLP(**of_mlp, head=head(**of_head) if of_head else None)
 
 
 def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:

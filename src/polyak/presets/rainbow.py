@@ -19,9 +19,9 @@ CARTPOLE = {
 ATARI = {**dqn.ATARI, **RAINBOW, "replay": {**dqn.ATARI_REPLAY, **PRIORITIZED}}
 # fmt: on
 
-DEFAULT = Preset(1_000_000, 8, RAINBOW, "Rainbow: C51 with noisy dueling layers, priorities and three steps", "q_mlp")
+DEFAULT = Preset(1_000_000, 8, RAINBOW, "Rainbow: C51 with noisy dueling layers, priorities and three steps")
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset", "q_mlp"),
-    "ALE/...": Preset(10_000_000, 8, ATARI, "Hessel et al. 2018, with 8 environments", "q_mlp"),
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "polyak's preset"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "Hessel et al. 2018, with 8 environments"),
 }
