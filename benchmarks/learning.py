@@ -116,7 +116,7 @@ SUITES = {
     "lunarlandercontinuous": Suite("LunarLanderContinuous-v3", MILLION, 10, 271.0),
     "bipedalwalker": Suite("BipedalWalker-v3", 5 * MILLION, 3, 288.0),
     "invertedpendulum": Suite("InvertedPendulum-v5", MILLION, 3, 1000.0, "maximum"),
-    "inverteddoublependulum": Suite("InvertedDoublePendulum-v5", MILLION, 10, 9353.0, "TF-Agents"),
+    "inverteddoublependulum": Suite("InvertedDoublePendulum-v5", MILLION, 10, 9353.0, "TF-Agents", algorithm="ppo_kl"),
     "swimmer": Suite("Swimmer-v5", MILLION, 3, 282.0),
     "ant": Suite("Ant-v5", MILLION, 3, 1327.0),
     "pusher": Suite("Pusher-v5", MILLION, 3, None),

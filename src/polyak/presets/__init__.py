@@ -1,6 +1,6 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import a2c, a3c, c51, ddpg, dqn, impala, iqn, ppo, pqn, qrdqn, rainbow, sac, td3, tqc
+from polyak.presets import a2c, a3c, c51, ddpg, dqn, impala, iqn, ppo, ppo_kl, pqn, qrdqn, rainbow, sac, td3, tqc
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -16,6 +16,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("impala", impala.PRESETS),
         ("iqn", iqn.PRESETS),
         ("ppo", ppo.PRESETS),
+        ("ppo_kl", ppo_kl.PRESETS),
         ("pqn", pqn.PRESETS),
         ("qrdqn", qrdqn.PRESETS),
         ("rainbow", rainbow.PRESETS),
