@@ -88,7 +88,7 @@ def test_another_class_is_rejected_also_by_force(run):
 def test_differences_are_named_by_their_path(run):
     other = agent(network=polyak.MLP((4,), activation="relu"), learning_rate=polyak.Linear(0.1, env_steps=64))
     found = find_changes(open_run(run), other)
-    assert found["network.activation"] == 'network.activation="relu" (the run has "tanh")'
+    assert found["network.activation"] == 'network.activation="relu" (the run has null)'
     assert found["learning_rate"] == "learning_rate=nothing (the run has 0.0003)"
     assert {path.split(".")[0] for path in found} == {"network", "learning_rate"}
 
@@ -97,7 +97,7 @@ def test_equal_settings_are_equal_however_they_are_written(run):
     assert find_changes(open_run(run), agent(gamma=np.float64(0.99))) == {}
 
     def remove_newer_settings(stored):
-        del stored["clip_range"], stored["network"]["value_activation"]
+        del stored["clip_range"], stored["network"]["norm"]
 
     assert find_changes(edited(run, remove_newer_settings), agent()) == {}
 
