@@ -52,7 +52,7 @@ class ApiReference(griffe.Extension):
     def on_function_instance(self, *, node: Any, func: griffe.Function, **kwargs: Any) -> None:
         """Keep `Float[Array, "T *B"]`, which griffe would show as a product, and show fields that are keyword arguments."""
         if any(ast.unparse(decorator).startswith("runs_") for decorator in node.decorator_list):
-            func.parameters["settings"].kind = griffe.ParameterKind.var_keyword
+            func.parameters["fields"].kind = griffe.ParameterKind.var_keyword
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         for argument in arguments:
             if argument.annotation is not None and SHAPE.search(text := ast.unparse(argument.annotation)):

@@ -120,6 +120,9 @@ def test_float_fields_are_leaves_and_the_rest_is_structure():
     floats |= {"clip_reward"}
     leaves = {jax.tree_util.keystr(path).strip(".") for path, _ in jax.tree_util.tree_leaves_with_path(PPO(SPEC))}
     assert leaves == floats
+    penalties = {"kl_beta", "kl_target", "kl_tolerance", "kl_cutoff_factor"}
+    paths = jax.tree_util.tree_leaves_with_path(PPOKL(SPEC))
+    assert {jax.tree_util.keystr(path).strip(".") for path, _ in paths} == floats - {"clip_range"} | penalties
     fields = inspect.signature(PPO).parameters
     assert set(fields) > floats
 

@@ -517,6 +517,13 @@ def test_carry_of_another_number_of_environments_is_rejected():
 
 def test_update_rejects_objects_that_are_not_a_state(unchecked):
     with pytest.raises(
-        TypeError, match=r"PPO.update: state must be of type OnPolicyState, got Rollout; agent.init\(key\) returns one"
+        TypeError, match=r"PPO.update: state must be of type PPOState, got Rollout; agent.init\(key\) returns one"
     ):
         make().update(noise(), noise(), KEY)
+
+
+def test_states_of_an_agent_with_other_state_are_rejected(unchecked):
+    mine, other = make(), make(l2_value=0.0)
+    for agent, state in ((mine, other.init(KEY)), (other, mine.init(KEY))):
+        with pytest.raises(TypeError, match=r"update: state must be of type PPO(KL)?State, got PPO(KL)?State"):
+            agent.update(state, noise(), KEY)

@@ -1,6 +1,6 @@
 """The base of agents that learn from each rollout once it is collected, by a network of a policy and its value."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax.numpy as jnp
 import optax
@@ -84,6 +84,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     max_grad_norm: Scalar | None = 0.5
     adam_eps: Scalar = 1e-5
 
+    state_type: ClassVar[type[OnPolicyState]] = OnPolicyState
     diagnose = diagnose_skips
 
     def follow(self) -> Follow | None:
@@ -100,7 +101,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         check_actor_critic(self._network, copies.online, self.spec)
         warn_of_training_layers(type(self).__name__, self._network, copies.online)
         normalizers = create_normalizers(self)
-        return OnPolicyState(
+        return self.state_type(
             copies=copies.with_optimizer_state(self.optimizer_at(0)),
             obs_normalizer=normalizers.obs,
             reward_scaler=normalizers.reward,
@@ -123,7 +124,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError: it is not.
         """
-        check_state(f"{type(self).__name__}.{where}", state, OnPolicyState)
+        check_state(f"{type(self).__name__}.{where}", state, self.state_type)
 
     def metrics(self, before: OnPolicyState, after: OnPolicyState) -> Metrics:
         """Return the counts of an update, and the learning rate it was made with."""

@@ -235,7 +235,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         bad = (summary.bad | flag_quantities(causes)) & receipt.rejected
         applied = receipt.applied.astype(jnp.uint32)
         guard = state.guard.after_update(receipt.rejected.astype(jnp.uint32), applied, bad)
-        copies = dataclasses.replace(copies, shared=shared, steps=saturating_add(copies.steps, applied))
+        copies = dataclasses.replace(copies, shared=shared, steps=saturating_add(copies.steps, applied), guard=guard)
         counts = receipt.applied | receipt.empty
         state, metrics = self._after_step(state, copies, guard, summary, counts=counts, applied=receipt.applied)
         return state, senders, metrics
@@ -339,7 +339,8 @@ class PolicyGradientAgent(OnPolicyAgent):
         """The state with these copies and, if the rollout counts, its statistics; and the metrics."""
         normalizer, scaler = state.obs_normalizer, state.reward_scaler
         more = jnp.asarray(counts).astype(jnp.uint32)
-        after = OnPolicyState(
+        after = dataclasses.replace(
+            state,
             copies=copies,
             obs_normalizer=normalizer and summary.obs and optax.tree.where(counts, normalizer.merge(summary.obs), normalizer),
             reward_scaler=scaler and summary.reward and optax.tree.where(counts, scaler.merge(summary.reward), scaler),

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,11 @@ TF_AGENTS: Mapping[str, Any] = {
 # fmt: on
 
 
+@struct
+class PPOState(OnPolicyState):
+    """Everything that training changes; see `OnPolicyState`."""
+
+
 @struct(kw_only=True)
 class PPO(OnPolicyAgent):
     """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
@@ -91,6 +96,7 @@ class PPO(OnPolicyAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
+    state_type: ClassVar[type[OnPolicyState]] = PPOState
     num_epochs: int = integer(default=10)
     num_minibatches: int = integer(default=32)
     advantages: Literal["gae", "monte_carlo"] = choice(default="gae", choices=("gae", "monte_carlo"))

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.ppo import PPO
-from polyak.core.checks import check_created_with, check_state, check_unset
+from polyak.core.checks import check_created_with, check_unset
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import number, struct
 from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Terms, Variables
@@ -36,7 +36,7 @@ class PPOKLState(OnPolicyState):
         kl_beta: β of the KL penalty, or None.
     """
 
-    kl_beta: Float[Array, ""] | None
+    kl_beta: Float[Array, ""] | None = None
 
 
 @struct(kw_only=True)
@@ -68,6 +68,7 @@ class PPOKL(PPO):
     >>> state = agent.init(jax.random.key(0))
     """
 
+    state_type: ClassVar[type[OnPolicyState]] = PPOKLState
     clip_range: Schedule | None = None
     kl_beta: Scalar | None = number(default=1.0, above=0, optional=True)
     kl_target: Scalar = number(default=0.01, above=0)
@@ -85,9 +86,8 @@ class PPOKL(PPO):
 
     def init(self, key: PRNGKeyArray) -> PPOKLState:
         """Create a new state."""
-        state = super().init(key)
         beta = None if self.kl_beta is None else jnp.array(self.kl_beta, jnp.float32, copy=True)
-        return PPOKLState(**{f.name: getattr(state, f.name) for f in dataclasses.fields(state)}, kl_beta=beta)
+        return PPOKLState(**{**vars(super().init(key)), "kl_beta": beta})
 
     def update(
         self,
@@ -131,10 +131,6 @@ class PPOKL(PPO):
         if l2_terms:
             l2_terms["l2_loss"] = sum(l2_terms.values(), jnp.float32(0.0))
         return loss, Aux(terms | penalties | l2_terms)
-
-    def check_state(self, where: str, state: Any) -> None:
-        """Check that a value is a state of this agent; see `OnPolicyAgent.check_state`."""
-        check_state(f"PPOKL.{where}", state, PPOKLState)
 
     def _check_together(self) -> None:
         super()._check_together()

@@ -117,9 +117,9 @@ def check_state(owner: str, state: Any, cls: type) -> None:
     Raises:
         TypeError: it is not.
     """
-    if isinstance(state, cls):
+    if type(state) is cls:
         return
-    inner = [name for name in ("state", "agent") if isinstance(getattr(state, name, None), cls)]
+    inner = [name for name in ("state", "agent") if type(getattr(state, name, None)) is cls]
     instead = f"pass its .{inner[0]}" if inner else "agent.init(key) returns one"
     raise TypeError(f"{owner}: state must be of type {cls.__name__}, got {type(state).__name__}; {instead}")
 

@@ -18,6 +18,15 @@ def attribute_texts(docstring: str) -> dict[str, str]:
     return texts
 
 
+def entries(texts: Mapping[str, str], indent: int = 8) -> list[str]:
+    """Format attributes and their descriptions as entries of a docstring."""
+    space = " " * indent
+    return [
+        textwrap.fill(f"{name}: {text}", WIDTH, initial_indent=space, subsequent_indent=space + " " * 4)
+        for name, text in texts.items()
+    ]
+
+
 def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[str], indent: int = 8) -> str:
     """Add the `Attributes:` of base classes to the docstring of a class.
 
@@ -35,11 +44,8 @@ def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[
         return docstring
     names = [name for name in order if name in texts]
     space = " " * indent
-    entries = [
-        textwrap.fill(f"{name}: {texts[name]}", WIDTH, initial_indent=space, subsequent_indent=space + " " * 4)
-        for name in [*names, *(name for name in own if name not in names)]
-    ]
-    section = "Attributes:\n" + "\n".join(entries)
+    ordered = [*names, *(name for name in own if name not in names)]
+    section = "Attributes:\n" + "\n".join(entries({name: texts[name] for name in ordered}, indent))
     head, found, tail = docstring.partition("Attributes:\n")
     if not found:
         return f"{docstring.rstrip()}\n\n{space[4:]}{section}\n{space[4:]}"

@@ -41,7 +41,7 @@ EVAL_EPISODES = 10
 
 @suggest_arguments("train")
 @runs_with(TrainSettings)
-def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], settings: TrainSettings) -> Result[State]:
+def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], fields: TrainSettings) -> Result[State]:
     """Train until `env_steps` valid transitions are done: what `polyak train` does, with the same numbers for the same seed.
 
     >>> result = run("ppo", "jax/CartPole-v1", env_steps=512, num_envs=8, settings={"num_steps": 32}, progress=False)
@@ -51,7 +51,7 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
     Args:
         agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
         env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
-        settings: the fields of `TrainSettings`, each as a keyword argument; `env_steps` is required.
+        fields: each field of `TrainSettings` is a keyword argument; `env_steps` is required.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
@@ -59,20 +59,21 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
         TrainingDiverged: see `Agent.diagnose`.
         StoppedBeforeStart: workers were stopped before they had started; or learners, and there is no checkpoint.
     """
-    group = check_group(settings)
-    chosen, split = _choose_workers(agent, env, settings.loop, settings.workers)
-    settings = dataclasses.replace(settings, loop=chosen)
-    devices = 1 if group else settings.devices
-    with temporary_envs(agent, env, settings.num_envs, chosen, devices, split, settings.should_stop) as (made, source):
+    group = check_group(fields)
+    chosen, split = _choose_workers(agent, env, fields.loop, fields.workers)
+    devices = 1 if group else fields.devices
+    with temporary_envs(agent, env, fields.num_envs, chosen, devices, split, fields.should_stop) as (made, source):
         training = prepare(
-            make_agent(agent, made.spec, source, settings.env_steps, settings.settings),
+            make_agent(agent, made.spec, source, fields.env_steps, fields.settings),
             made,
-            dataclasses.replace(settings, resume_from=_in_new_envs(made, env, settings.resume_from)),
+            dataclasses.replace(fields, loop=chosen),
             source=source,
             algorithm=agent.lower() if isinstance(agent, str) else None,
             learners=group,
         )
-        callbacks, progress, should_stop = settings.callbacks, settings.progress, settings.should_stop
+        start = Start(_in_new_envs(made, env, fields.resume_from), fields.env_steps_done)
+        training = dataclasses.replace(training, start=start)
+        callbacks, progress, should_stop = fields.callbacks, fields.progress, fields.should_stop
         return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
 
 
@@ -233,7 +234,8 @@ def prepare(
     Args:
         agent: made.
         env: made.
-        settings: see `run`; those that the arguments above settle are not used.
+        settings: see `run`; not used are `num_envs`, `settings`, `workers` and `learners`, which made the other arguments, and
+            `progress`, `callbacks` and `should_stop`.
         threads: number of XLA threads, for the config; None is XLA's default.
         source: how the environments were made, if it is known.
         algorithm: the name that the caller used, of several with the agent's class; None is `algorithm_name(agent)`.

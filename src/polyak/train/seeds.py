@@ -42,7 +42,7 @@ from polyak.train.training import (
 @suggest_arguments("train.run_seeds")
 @runs_seeds_with(SeedSettings)
 def run_seeds(
-    agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], settings: SeedSettings
+    agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], fields: SeedSettings
 ) -> list[Result[State]]:
     """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of their returns.
 
@@ -52,7 +52,7 @@ def run_seeds(
     Args:
         agent: as for `run`.
         env: as for `run`.
-        settings: the fields of `SeedSettings`, each as a keyword argument; `env_steps` and `seeds` are required.
+        fields: each field of `SeedSettings` is a keyword argument; `env_steps` and `seeds` are required.
 
     Returns:
         The results in the order of the seeds; after Ctrl-C without those of the seeds that were not started. In the compiled
@@ -63,16 +63,16 @@ def run_seeds(
         RunError: the directory is not new or empty, or cannot be created.
         TrainingDiverged: a seed diverged in the host loop; those before it are saved.
     """
-    numbers, loop, callbacks = _check_seeds(settings.seeds, agent, env, settings.callbacks), settings.loop, settings.callbacks
+    numbers, loop, callbacks = _check_seeds(fields.seeds, agent, env, fields.callbacks), fields.loop, fields.callbacks
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
     # At once they have a device each.
     devices = 1 if is_in_jax(env) and loop != "host" else None
     configure_devices_for_seeds(len(numbers) if devices else 1)
-    made, source = make_envs("train.run_seeds", agent, env, settings.num_envs, loop, devices)
+    made, source = make_envs("train.run_seeds", agent, env, fields.num_envs, loop, devices)
     try:
-        of_one = {field.name: getattr(settings, field.name) for field in dataclasses.fields(CommonSettings)}
-        of_one |= {"eval_episodes": settings.eval_episodes, "devices": devices}
-        agent_made = make_agent(agent, made.spec, source, settings.env_steps, settings.settings)
+        of_one = {field.name: getattr(fields, field.name) for field in dataclasses.fields(CommonSettings)}
+        of_one |= {"eval_episodes": fields.eval_episodes, "loop": loop, "devices": devices}
+        agent_made = make_agent(agent, made.spec, source, fields.env_steps, fields.settings)
         algorithm = agent.lower() if isinstance(agent, str) else None
 
         def prepare_seed(seed: int, directory: Path | None) -> Training:
@@ -81,15 +81,15 @@ def run_seeds(
 
         # Checks everything before a directory is created.
         prepare_seed(numbers[0], None)
-        run_dir = settings.run_dir
+        run_dir = fields.run_dir
         directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
         train_seeds = _train_at_once if devices else _train_in_turn
-        console = Screen(quiet=not settings.progress)
+        console = Screen(quiet=not fields.progress)
         results = train_seeds(
             (prepare_seed(seed, directory) for seed, directory in directories.items()),
             [callbacks(seed) for seed in numbers],
             console,
-            settings.should_stop,
+            fields.should_stop,
         )
         _print_statistics(console, results)
         return results

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import check_callbacks, check_key
-from polyak.core.docstrings import with_inherited
+from polyak.core.docstrings import attribute_texts, entries, with_inherited
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target
@@ -21,8 +22,16 @@ from polyak.train.result import Result
 from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
 
+FIELDS = re.compile(r"^ {8}fields: .*$", re.MULTILINE)
+"""The line of a docstring in whose place `help()` has the fields."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def never() -> bool:
+    """Return False: training goes on to its end."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +51,6 @@ class CommonSettings:
         checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
         eval_env: environments for evaluation; None makes copies of the training's.
-        loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
         replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
         should_stop: called between iterations; True ends the training.
     """
@@ -57,9 +65,8 @@ class CommonSettings:
     checkpoint_replay: bool = True
     eval_every: int | None = None
     eval_env: Env | HostEnv | None = None
-    loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     replay_on: ReplayOn = "device"
-    should_stop: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool] = never
 
     def __post_init__(self) -> None:
         Target(self.env_steps, self.report_every)
@@ -72,6 +79,7 @@ class TrainSettings(CommonSettings):
     Attributes:
         key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`.
         seed: seed of everything random; 0 where neither is given.
+        loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
         eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else 0.
         callbacks: called at every report; see `Callback`.
         workers: number of worker processes of the distributed and the asynchronous loop, or how they work; see `Workers`.
@@ -83,6 +91,7 @@ class TrainSettings(CommonSettings):
 
     key: PRNGKeyArray | None = None
     seed: int | None = None
+    loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     eval_episodes: int | None = None
     callbacks: Sequence[Callback] = ()
     workers: int | Workers | None = None
@@ -110,12 +119,14 @@ class SeedSettings(CommonSettings):
 
     Attributes:
         seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
+        loop: `"compiled"`, in which the seeds train at once, `"host"`, or `"auto"`, by the environment.
         eval_episodes: episodes of each evaluation, also at the end; 0 for none.
         callbacks: returns the callbacks of a seed; they are not shared, as those that count keep a state. In the compiled loop
             one that returns False stops all seeds.
     """
 
     seeds: int | Sequence[int] | npt.NDArray[np.integer]
+    loop: Literal["auto", "compiled", "host"] = "auto"
     eval_episodes: int = 100
     callbacks: Callable[[int], Sequence[Callback]] = lambda seed: ()
 
@@ -128,7 +139,7 @@ class Run(Protocol[P]):
         agent: Agent[State] | str,
         env: Env | HostEnv | str | Callable[[], Any],
         *args: P.args,
-        **settings: P.kwargs,
+        **fields: P.kwargs,
     ) -> Result[State]:
         """Train."""
         ...
@@ -142,7 +153,7 @@ class RunSeeds(Protocol[P]):
         agent: Agent[State] | str,
         env: Env | HostEnv | str | Callable[[], Any],
         *args: P.args,
-        **settings: P.kwargs,
+        **fields: P.kwargs,
     ) -> list[Result[State]]:
         """Train."""
         ...
@@ -167,4 +178,5 @@ def _with_fields(settings: Callable[..., T], function: Callable[[Any, Any, T], A
     fields = inspect.signature(settings).parameters
     call.__signature__ = inspect.Signature([agent, env, *fields.values()])  # type: ignore[attr-defined]
     settings.__doc__ = with_inherited(settings.__doc__ or "", [CommonSettings.__doc__], fields)
+    call.__doc__ = FIELDS.sub("\n".join(entries(attribute_texts(settings.__doc__))), function.__doc__ or "")
     return call
