@@ -81,7 +81,7 @@ def test_an_agent_by_name_gets_rescaled_actions():
 def test_noise_of_the_network_follows_state_dependent_exploration(command, std, tmp_path):
     assert polyak_command(f"train {command} --env-steps 8 --eval-episodes 0 --run-dir {tmp_path / 'run'}") == 0
     agent = config_of(tmp_path / "run").agent
-    assert (agent.network if command.startswith("ppo") else agent.actor).std == std
+    assert (agent.network.head if command.startswith("ppo") else agent.actor).std == std
 
 
 def test_flags_of_the_critics_leave_the_actor_as_it_is():
