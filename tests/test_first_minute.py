@@ -1,5 +1,6 @@
 """What users of Stable-Baselines3 type in their first minute: each error names the right call."""
 
+import functools
 import re
 
 import gymnasium
@@ -390,3 +391,17 @@ def test_environments_used_as_those_of_gymnasium():
     host_env.close()
     with pytest.raises(AttributeError, match=r"no attribute 'reset'; use state, time_step = env\.init\(key\)"):
         ENV.reset()
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "owner"),
+    [
+        (polyak.MLP, "std", "head=polyak.PolicyAndValue(std=...)"),
+        (polyak.NatureCNN, "dueling", "head=polyak.QValues(dueling=...)"),
+        (polyak.LSTM, "num_tau", "head=polyak.Quantiles(num_tau=...)"),
+        (functools.partial(polyak.PPO, ENV.spec), "kl_beta", "polyak.PPOKL(spec, kl_beta=...)"),
+    ],
+)
+def test_a_setting_of_another_class_is_named_with_that_class(make, name, owner):
+    with pytest.raises(TypeError, match=f"unknown field '{name}' of polyak.* use {re.escape(owner)}"):
+        make(**{name: 1.0})
