@@ -96,7 +96,7 @@ def test_a_run_resumes_to_the_bit(make, loop, devices, tmp_path):
     env, again = (polyak.envs.make(name, num_envs=4, action_scaling="rescale") for _ in range(2))
     agent = make(env.spec, learning_starts=32)
     options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(polyak.train, loop)
+    run = getattr(polyak.loops, loop)
     whole = run(agent, env, env_steps=256, **options)
     assert int(whole.state.updates) > 0
     half = run(agent, again, env_steps=128, **options)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak import loops, train
+from polyak import loops
 from polyak.agents.dqn import DQN
 from polyak.networks.feedforward import MLP
 from polyak.replay import PrioritizedReplay
@@ -102,7 +102,7 @@ def test_a_run_resumes_to_the_bit_from_a_checkpoint(loop, env, devices, tmp_path
     env = polyak.envs.make(env, num_envs=4)
     agent = DQN(env.spec, **SMALL)
     options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(train, loop)
+    run = getattr(loops, loop)
     whole = run(agent, env, env_steps=256, **options)
     assert int(whole.state.updates) > 0 and float(whole.metrics["replay/max_priority"]) != 1.0
     half = run(agent, again := polyak.envs.make(env.spec.id, num_envs=4), env_steps=128, **options)

@@ -97,7 +97,7 @@ def test_a_recurrent_run_resumes_to_the_bit(loop, devices, tmp_path):
     env, again = (polyak.envs.make(name, num_envs=4) for _ in range(2))
     agent = DQN(env.spec, network=GRU(8, hidden=(8,)), **SMALL)
     options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(train, loop)
+    run = getattr(loops, loop)
     whole = run(agent, env, env_steps=256, **options)
     assert int(whole.state.updates) > 0
     half = run(agent, again, env_steps=128, **options)
