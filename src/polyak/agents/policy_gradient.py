@@ -61,7 +61,7 @@ class EvaluatedRollout:
 
 @struct
 class RolloutSummary:
-    """What `apply` needs of a rollout besides its gradients.
+    """The part of a rollout that `apply` needs besides its gradients.
 
     Attributes:
         terms: of the loss, with `loss`, `grad_norm` and `explained_variance`.
@@ -119,8 +119,8 @@ class PolicyGradientAgent(OnPolicyAgent):
         Args:
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: not used; the loss has nothing random.
-            weights: how much transitions, or environments, count; those of 0 or less, or not finite, are left out of the loss
-                and the statistics. Their rewards and values still stand in the advantages of the steps before.
+            weights: how much transitions, or environments, count; weights of 0 or less, or not finite, leave them out of loss
+                and statistics. Their rewards and values still stand in the advantages of the steps before.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
@@ -267,7 +267,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         return EvaluatedRollout(rollout, weight, obs, carry, params, value, reward)
 
     def loss(self, params: PyTree, batch: Batch, state: OnPolicyState) -> tuple[Float[Array, ""], Aux]:
-        """Compute the loss of a batch whose weights sum to 1, and its terms; the terms of parts add up to those of the whole.
+        """Compute the loss of a batch whose weights sum to 1, and its terms; terms of parts add up to the terms of the whole.
 
             L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - V̂)² - c_e H ]
 

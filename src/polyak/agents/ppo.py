@@ -247,7 +247,7 @@ class PPO(OnPolicyAgent):
     def loss(
         self, params: PyTree, batch: Batch, state: OnPolicyState, *, axis_name: str | None = None
     ) -> tuple[Float[Array, ""], Aux]:
-        """Compute the loss of a minibatch, and its terms; the terms of parts add up to those of the whole.
+        """Compute the loss of a minibatch, and its terms; the terms of parts add up to the terms of the whole.
 
         Args:
             params: θ.

@@ -155,7 +155,7 @@ class PPOKL(PPO):
         """κ max(KL - f d, 0)², with the gradient of this device's part of KL."""
         assert self.kl_cutoff_coef is not None, "the caller's condition"
         cutoff = partial(losses.kl_cutoff, factor=self.kl_cutoff_factor, target=self.kl_target, coef=self.kl_cutoff_coef)
-        # Of the mean over all devices, while the gradient is that of this device's part; the parts are summed later.
+        # The value is of the mean over all devices, the gradient of this device's part; the parts are summed later.
         mean_kl = losses.sum_over_devices(jax.lax.stop_gradient(kl), axis_name)
         value, slope = jax.value_and_grad(cutoff)(mean_kl)
         return batch.weight.sum() * value + slope * (kl - jax.lax.stop_gradient(kl))

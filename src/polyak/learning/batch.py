@@ -27,7 +27,7 @@ from polyak.ops.losses import (
 from polyak.ops.normalize import ObsNormalizer
 
 Weights: TypeAlias = Float[Array, "T B"] | Float[Array, " B"] | None
-"""How much the transitions, or the environments, of a rollout count; None counts all alike."""
+"""Weights of the transitions, or of the environments, of a rollout; None weighs all alike."""
 
 
 @struct

@@ -102,7 +102,7 @@ class BuiltInNetwork(abc.ABC):
 
     @property
     def noisy(self) -> bool:
-        """Whether `apply(..., key=key)` draws noise."""
+        """True if `apply(..., key=key)` draws noise."""
         return isinstance(self.head, ActionValueSettings) and self.head.noisy
 
     @property

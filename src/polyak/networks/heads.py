@@ -33,9 +33,9 @@ class PolicyAndValue(PolicySettings):
     With `"sde"` the features get no gradient of the standard deviation.
 
     Attributes:
-        shared_torso: actor and critic share all layers but the last; None: those of a `NatureCNN` alone.
-        value_hidden: widths of the critic's dense layers; None: those of the actor.
-        value_activation: between the critic's layers; None: as between the actor's.
+        shared_torso: actor and critic share all layers but the last; None shares them in a `NatureCNN` alone.
+        value_hidden: widths of the critic's dense layers; None takes the actor's widths.
+        value_activation: activation between the critic's layers; None takes the actor's activation.
 
     Raises:
         TypeError, ValueError: a setting is out of its range; the message names it.
