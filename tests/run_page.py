@@ -17,8 +17,8 @@ TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --eval-episodes 2"
 TINY_OF = {
     "ppo": "--num-epochs 1 --num-minibatches 1",
     "pqn": "--num-minibatches 2",
-    **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32"),
-    **dict.fromkeys(("ddpg", "sac", "td3", "tqc"), "--learning-starts 32 --capacity 256 --hidden 16"),
+    **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32 --batch-size 16"),
+    **dict.fromkeys(("ddpg", "sac", "td3", "tqc"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
 }
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
@@ -33,7 +33,7 @@ def blocks(text, languages="python|sh"):
 
 def shorten(program):
     """The program with shorter trainings and evaluations."""
-    program = re.sub(r"\benv_steps=([\d_]+)", lambda found: f"env_steps={min(int(found[1]), 1_024)}", program)
+    program = re.sub(r"\benv_steps=([\d_]+)", lambda found: f"env_steps={min(int(found[1]), 320)}", program)
     return re.sub(r"\bepisodes=\d+", "episodes=3", program)
 
 

@@ -25,8 +25,6 @@ FLAT = EnvSpec(OBS, Discrete(len(COMBINATIONS)), has_action_mask=True)
 SMALL = {"replay": polyak.UniformReplay(512), "batch_size": 16, "learning_starts": 8, "num_steps": 4, "updates_per_step": 0.25}
 AGENTS = {
     "dqn": lambda spec: polyak.DQN(spec, network=polyak.MLP((8,)), **SMALL),
-    "c51": lambda spec: polyak.C51(spec, network=polyak.MLP((8,)), num_atoms=5, **SMALL),
-    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.MLP((8,)), num_quantiles=5, **SMALL),
     "iqn": lambda spec: polyak.IQN(spec, network=MLP((8, 8)), num_tau=4, num_target_tau=4, num_policy_tau=4, **SMALL),
     "pqn": lambda spec: polyak.PQN(spec, network=polyak.MLP((8,)), num_steps=4, num_minibatches=1, num_epochs=1),
 }

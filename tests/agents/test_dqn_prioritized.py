@@ -146,7 +146,7 @@ def test_compiled_seeds_learn_by_their_own_priorities():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [polyak.DQN, polyak.C51, polyak.QRDQN, polyak.IQN])
+@pytest.mark.parametrize("agent", [polyak.DQN, polyak.IQN])
 def test_priorities_are_in_32_bits_where_jax_has_64(agent, unchecked):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     settings = {"num_steps": 4, "replay": PrioritizedReplay(64), "batch_size": 4, "learning_starts": 8}

@@ -252,7 +252,7 @@ class Acting(Normalized):
         return {"loc": loc, "log_scale": jnp.clip(log_scale, -5.0, 2.0)}, None
 
 
-@pytest.mark.parametrize("name", quick("sac", of=["sac", "tqc", "td3", "ddpg"]))
+@pytest.mark.parametrize("name", quick("sac", of=["sac", "td3"]))
 def test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss(name):
     agent = make(name, actor=FlaxNNX(Acting), ema_tau=0.5)
     before = agent.init(KEY).copies.actor.online.stats

@@ -39,7 +39,9 @@ AGENTS = {
     ),
     "iqn": lambda spec=SPEC, noisy=False, **s: IQN(spec, network=MLP((8, 8), head=Quantiles(noisy=noisy)), **SMALL | s),
 }
-# What agents share is quick for one with values and one with distributions.
+# The code of QAgent, for one agent with values and one with distributions.
+of_the_base = pytest.mark.parametrize("make", [AGENTS["dqn"], AGENTS["c51"]], ids=["dqn", "c51"])
+# What is each agent's own is quick for the same two.
 every_agent = pytest.mark.parametrize("make", quick("dqn", "c51", of=AGENTS))
 
 
@@ -151,7 +153,7 @@ def test_the_bootstrap_takes_allowed_actions_only(make, double):
     assert (rows(forced) != rows(free)).any()
 
 
-@every_agent
+@of_the_base
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"noisy": True, "epsilon": 0.1}])
 def test_acting_takes_allowed_actions_only(make, settings):
     agent = make(MASKED, learning_starts=16, **settings)
@@ -166,7 +168,7 @@ def test_acting_takes_allowed_actions_only(make, settings):
             assert bool(mask[jnp.arange(512), action].all())
 
 
-@every_agent
+@of_the_base
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1e-6}, {"noisy": True, "epsilon": 0.0}])
 def test_actions_are_random_until_learning_starts(make, settings):
     agent = make(learning_starts=16, epsilon=0.0) if not settings else make(learning_starts=16, **settings)
@@ -186,7 +188,7 @@ def _first(size):
     return TimeStep(jnp.zeros((size, 3)), jnp.zeros(size), flags, flags, flags)
 
 
-@every_agent
+@of_the_base
 def test_each_environment_explores_by_itself(make):
     """Stable-Baselines3 throws one coin for all environments (defect 11)."""
     agent = make(epsilon=0.5, learning_starts=0)
@@ -245,7 +247,7 @@ def test_priorities_of_what_was_drawn_become_those_of_the_loss(make):
 
 
 @pytest.mark.slow
-@every_agent
+@of_the_base
 def test_a_masked_environment_and_several_devices(make):
     agent = make(MASKED, learning_starts=0, batch_size=16, optimizer=optax.adam(1e-3))
     state, _ = jax.jit(agent.update)(agent.init(KEY), rollout_of(agent), KEY)

@@ -114,7 +114,7 @@ def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["c51", "qrdqn", "iqn", "rainbow"])
+@pytest.mark.parametrize("algorithm", ["iqn", "rainbow"])
 def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     settings = f"{SETTINGS} --eval-episodes 0 --epsilon 0.1 --learning-rate 1e-3"

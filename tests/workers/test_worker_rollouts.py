@@ -116,7 +116,7 @@ def test_impala_whose_rollouts_have_the_policys_outputs_has_the_bits_of_the_host
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [polyak.SAC, polyak.TQC, polyak.DDPG])
+@pytest.mark.parametrize("kind", [polyak.SAC, polyak.DDPG])
 def test_actor_critics_have_the_bits_of_the_host_loop_and_all_but_ddpgs_workers_act_in_numpy(kind):
     env = polyak.envs.make("Pendulum-v1", num_envs=8, vectorization="sync", action_scaling="rescale")
     is_ddpg = kind is polyak.DDPG
@@ -138,8 +138,6 @@ NARROW = {
     "num_steps": 4,
 }
 VALUES = {
-    "c51": lambda spec: polyak.C51(spec, network=polyak.MLP((8,)), num_atoms=11, **NARROW),
-    "qrdqn": lambda spec: polyak.QRDQN(spec, network=polyak.MLP((8,)), num_quantiles=7, **NARROW),
     "iqn": lambda spec: polyak.IQN(spec, network=polyak.MLP((8,)), **NARROW),
     "boltzmann": lambda spec: polyak.DQN(spec, network=polyak.MLP((8,)), temperature=0.5, **NARROW),
     "noisy": lambda spec: polyak.C51(
@@ -156,13 +154,12 @@ VALUES = {
 @pytest.mark.parametrize("kind", VALUES)
 def test_agents_of_action_values_learn_from_workers_as_in_the_host_loop(cartpole, kind):
     agent = VALUES[kind](cartpole.spec)
-    alone, one, two, again = (train(cartpole, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2, 2))
+    alone, one, two = (train(cartpole, workers, agent=agent, steps=256).loop_state for workers in (0, 1, 2))
     assert int(alone.agent.updates) > 8
     assert_same_bits(one, alone)
     # Where they act in NumPy, random numbers do not depend on how environments are split.
-    if acts_in_numpy(jax.eval_shape(lambda: agent.collect_policy(agent.init(KEY))), 4):
-        assert_same_bits(two, alone)
-    assert_same_bits(two, again)
+    in_numpy = acts_in_numpy(jax.eval_shape(lambda: agent.collect_policy(agent.init(KEY))), 4)
+    assert_same_bits(two, alone if in_numpy else train(cartpole, 2, agent=agent, steps=256).loop_state)
 
 
 @pytest.mark.slow
