@@ -14,8 +14,11 @@ from polyak.export.write_policy import write_policy
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.recurrent import LSTM
+from polyak.policies import numpy_reader
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from tests.loops.setting import ENV
+from tests.policies.test_network_policy import policy_for
+from tests.policies.test_predict import NATIVE, spec_with_action
 
 VECTOR = Box([-9.0] * 3, [9.0] * 3)
 OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -49,6 +52,24 @@ def test_exported_policies_scale_bytes_as_the_network_does(tmp_path, kind, high)
     policy, path = exported(tmp_path, EnvSpec(Box(0, high, (3,), np.uint8), Box([-1.0] * 9, [1.0] * 9)), kind=kind)
     obs = np.random.default_rng(0).integers(0, high + 1, (20, 3), np.uint8)
     np.testing.assert_allclose(load_policy(path).predict(obs)[0], policy.predict(obs)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["stablehlo", "numpy", "onnx"])
+@pytest.mark.parametrize("name", ["float64", "float16", "int64"])
+def test_the_environments_action_space_contains_every_exported_action(tmp_path, name, kind):
+    space, path = NATIVE[name], tmp_path / f"policy.{'npz' if kind == 'numpy' else kind}"
+    spec = spec_with_action(space, "rescale")
+    write_policy(Greedy(policy_for(spec, scale=50.0)), spec, kind, path, {})
+    if kind == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        (actions,) = session.run(None, {"obs": OBS})
+    else:
+        loaded = load_policy(path)
+        actions, _ = loaded.predict(OBS)
+        assert space.contains(loaded.predict(OBS[0])[0])
+    assert all(space.contains(action) for action in actions)
+    if kind == "numpy":
+        assert all(space.contains(action) for action in numpy_reader.load(path)(OBS))
 
 
 def test_first_resets_the_carry_of_single_observations(tmp_path):

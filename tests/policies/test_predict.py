@@ -4,17 +4,20 @@ import dataclasses
 import gc
 import re
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from polyak import PythonPolicy, envs
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.recurrent import LSTM
 from polyak.policies import predict
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from tests.envs import toys
 from tests.policies.test_network_policy import (
     BOX,
     KEY,
@@ -57,6 +60,44 @@ def test_box_actions_reach_the_environments_bounds_and_no_further(scaling, low, 
     action, _ = policy.predict(np.random.default_rng(0).normal(size=(200, 3)), deterministic=False, key=KEY)
     assert action.shape == (200, 1) and action.dtype == np.float32
     assert action.min() == low and action.max() == high and len(np.unique(action)) > 20
+
+
+NATIVE = {
+    "float64": gymnasium.spaces.Box(-0.3, 0.3, (2,), np.float64),
+    "float16": gymnasium.spaces.Box(np.float16(-0.3), np.float16(0.3), (2,), np.float16),
+    "no float32 between": gymnasium.spaces.Box(0.1, 0.1, (2,), np.float64),
+    "int64": gymnasium.spaces.Box(-3, 2**40, (2,), np.int64),
+    "tree": gymnasium.spaces.Dict(
+        a=gymnasium.spaces.Tuple((gymnasium.spaces.Box(-0.1, 0.7, (2,), np.float64), gymnasium.spaces.Discrete(3, start=2))),
+        b=gymnasium.spaces.Box(np.float16(-0.3), np.float16(0.3), (1,), np.float16),
+    ),
+}
+
+
+def spec_with_action(space, scaling):
+    def make():
+        env = toys.Shared()
+        env.observation_space, env.action_space = gymnasium.spaces.Box(-9.0, 9.0, (3,)), space
+        return env
+
+    return envs.make(make, action_scaling=scaling).spec
+
+
+@pytest.mark.parametrize("scaling", ["clip", "rescale"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_the_environments_action_space_contains_every_action_of_predict(name, scaling):
+    space, obs = NATIVE[name], np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    spec = spec_with_action(space, scaling)
+    policies = [greedy(spec), Greedy(policy_for(spec, scale=50.0))]
+    if name == "float64":
+        policies.append(PythonPolicy(lambda obs: np.sign(obs[:, :2]) * np.float32(0.3), spec, on_error="clip"))
+    for policy in policies:
+        actions = [policy.predict(row)[0] for row in obs[:3]]
+        batch, _ = policy.predict(obs)
+        actions += [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(64)]
+        assert all(space.contains(action) for action in actions)
+        if name in ("float64", "float16"):
+            assert batch.dtype == space.dtype and len(np.unique(batch)) > 1
 
 
 def test_actions_of_predict_are_writable():

@@ -4,16 +4,18 @@ from typing import Any
 
 import numpy as np
 
+from polyak.core.space_check import FLOAT32_MAX
 from polyak.core.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
 
-def from_gymnasium(space: Any, what: str = "space") -> Space:
+def from_gymnasium(space: Any, what: str = "space", *, is_action: bool = False) -> Space:
     """The polyak space of a Gymnasium space in dtypes that JAX has: float64 becomes float32, indices and int64 int32.
 
     Args:
         what: its name in errors, e.g. `"observation space of CartPole-v1"`.
+        is_action: float64 stays float64, as `EnvSpec.native_action` returns the environment's dtype; agents compute in float32.
 
     Raises:
         TypeError: for Graph, Sequence, Text, OneOf and other spaces without a fixed shape.
@@ -25,12 +27,12 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
         for key in space.spaces:
             if not isinstance(key, str):
                 raise ValueError(f"{what}: the keys of a Dict must be strings, got {key!r}; rename it in the environment")
-        return Dict({str(k): from_gymnasium(v, f"{what}[{k!r}]") for k, v in space.spaces.items()})
+        return Dict({str(k): from_gymnasium(v, f"{what}[{k!r}]", is_action=is_action) for k, v in space.spaces.items()})
     if isinstance(space, gym.Tuple):
-        return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]") for i, v in enumerate(space.spaces)))
+        return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]", is_action=is_action) for i, v in enumerate(space.spaces)))
     try:
         if isinstance(space, gym.Box):
-            return _box_from_gymnasium(space)
+            return _box_from_gymnasium(space, is_action)
         if isinstance(space, gym.Discrete):
             return Discrete(int(space.n), int(space.start))
         if isinstance(space, gym.MultiDiscrete):
@@ -44,11 +46,12 @@ def from_gymnasium(space: Any, what: str = "space") -> Space:
     raise TypeError(f"{what}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
 
 
-def _box_from_gymnasium(space: Any) -> Box:
+def _box_from_gymnasium(space: Any, is_action: bool) -> Box:
     dtype = np.dtype(space.dtype)
     if dtype == np.float64:
-        with np.errstate(over="ignore"):
-            return Box(space.low, space.high, dtype=np.float32)
+        # A bound beyond float32 is none.
+        low, high = (np.where(np.abs(x) > FLOAT32_MAX, np.copysign(np.inf, x), x) for x in (space.low, space.high))
+        return Box(low, high, dtype=np.float64 if is_action else np.float32)
     if dtype.itemsize == 8:
         # JAX has no 64-bit integers by default; bounds that do not fit become the largest 32-bit ones.
         narrow = np.dtype(np.int32 if dtype.kind == "i" else np.uint32)

@@ -106,6 +106,15 @@ class Box(_ByValue):
         """What networks divide arrays of bytes by: the largest bound, 255 of images."""
         return max(float(self.high.max()), 1.0)
 
+    @property
+    def float32_bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """The bounds in float32, rounded inwards, so that a float32 between them lies in the Box."""
+        low, high = self.low.astype(np.float32), self.high.astype(np.float32)
+        inner_low = np.where(low < self.low, np.nextafter(low, np.float32(np.inf)), low)
+        inner_high = np.where(high > self.high, np.nextafter(high, np.float32(-np.inf)), high)
+        is_empty = inner_low > inner_high  # No float32 lies between the bounds.
+        return np.where(is_empty, low, inner_low), np.where(is_empty, high, inner_high)
+
     def _identity(self) -> tuple[Any, ...]:
         return (self.low.shape, str(self.dtype), self.low.tobytes(), self.high.tobytes())
 
@@ -369,12 +378,13 @@ class EnvSpec:
         """The bounds of an agent's Box action in float32: those of the space, or -1 and 1 if it is rescaled."""
         if self.action_scaling == "rescale":
             return np.full(leaf.shape, -1.0, np.float32), np.full(leaf.shape, 1.0, np.float32)
-        return leaf.low.astype(np.float32), leaf.high.astype(np.float32)
+        return leaf.float32_bounds if leaf.dtype.kind == "f" else (leaf.low.astype(np.float32), leaf.high.astype(np.float32))
 
     def native_action(self, action: Any) -> Any:
         """Convert an agent's action to the environment's: Discrete counted from `start`, Box clipped or rescaled to the bounds.
 
-        Works on NumPy and JAX arrays alike, with any leading batch dimensions.
+        Works on NumPy and JAX arrays alike, with any leading batch dimensions. A float Box has the space's dtype in NumPy, and
+        float32 in JAX.
         """
         return map_space(self._native_leaf, self.action, action)
 
@@ -416,7 +426,10 @@ class EnvSpec:
 
     def _native_box(self, space: Box, action: Any) -> Any:
         xp: Any = np if isinstance(action, np.ndarray | np.generic) else action.__array_namespace__()
-        low, high = _like(space.low, action), _like(space.high, action)
+        if xp is np and space.dtype == np.float64:
+            action = action.astype(np.float64)
+        is_exact = space.dtype.kind != "f" or action.dtype == np.float64
+        low, high = (_like(x, action) for x in ((space.low, space.high) if is_exact else space.float32_bounds))
         if self.action_scaling == "rescale":
             unit = (xp.minimum(xp.maximum(action, -1.0), 1.0) + 1.0) / 2.0
             # Not low + unit * (high - low): the range of a wide box overflows.
@@ -424,7 +437,7 @@ class EnvSpec:
         native = xp.minimum(xp.maximum(action, low), high)
         match space.dtype.kind:
             case "f":
-                return native
+                return native.astype(space.dtype) if xp is np else native
             case "b":
                 return xp.rint(native).astype(space.dtype)
         # float32 rounds bounds such as 2³¹ - 1 up, out of the Box and of its dtype.

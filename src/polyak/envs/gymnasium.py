@@ -68,7 +68,7 @@ class GymnasiumEnv:
             raise TypeError(
                 f"{error}; wrap it with gymnasium.wrappers.FilterObservation, or pass drop_unsupported_obs=True"
             ) from None
-        action = from_gymnasium(batch.action_space, f"{id}: action space")
+        action = from_gymnasium(batch.action_space, f"{id}: action space", is_action=True)
         EnvSpec(obs, action, id, action_scaling)
         self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
         self.num_envs = batch.num_envs

@@ -141,7 +141,6 @@ class ActionCheck:
         self.name = f"{spec.id}: {array.name('the action')}"
         self.array = array
         self.spec = spec
-        self.gym_space = gym_space
         space = spec.action
         assert isinstance(space, Leaf)
         self.shape = (num_envs, *space.shape)
@@ -167,11 +166,7 @@ class ActionCheck:
             check_range(self.name, np.where(good, 0, array), low, high, batched=True)
         # Not `native_action` of integers: a start may need the 64 bits that the environment's dtype has.
         native: npt.NDArray[Any] = self.spec.native_action(array) if self.is_box else array + self.start
-        native = native.astype(self.dtype)
-        if native.dtype == np.float64:
-            # A bound in float64 need not be one in float32.
-            native = np.clip(native, self.gym_space.low, self.gym_space.high)
-        return native
+        return native.astype(self.dtype)
 
 
 class ActionReader:

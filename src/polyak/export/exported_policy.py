@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.printing import short_repr
-from polyak.core.spaces import EnvSpec, map_space, zeros
+from polyak.core.spaces import Box, EnvSpec, Leaf, map_space, only_value, zeros
 from polyak.core.types import PyTree, TimeStep
 from polyak.export.archive import ExportError, from_members, read_export
 from polyak.export.numpy_format import check_weights
@@ -63,10 +63,10 @@ class ExportedPolicy:
             inputs += [resets, *self._carry_arrays(carry, size)]
         outputs = self.function(*inputs)
         # Copied, because NumPy views of JAX arrays are read-only.
-        leaves = iter(np.array(x) for x in outputs)
-        action = map_space(lambda _: next(leaves), self.spec.action)
+        leaves = map(np.array, outputs)
+        action = map_space(lambda leaf: _in_dtype(leaf, next(leaves)), self.spec.action)
         next_carry = tuple(outputs[len(outputs) - len(self.carry_spec) :])
-        return (action if batch else jax.tree.map(lambda a: a[0], action)), next_carry
+        return (action if batch else only_value(self.spec.action, action)), next_carry
 
     def as_python(self) -> AsPython:
         """The policy as a plain NumPy callable with agents' observations and actions, e.g. for a `PythonPolicy`."""
@@ -84,6 +84,11 @@ class ExportedPolicy:
         if got != wanted:
             raise ValueError(f"predict: carry must have arrays of the shapes {wanted}, got {got}")
         return carry
+
+
+def _in_dtype(leaf: Leaf, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array = array.astype(leaf.dtype)
+    return np.clip(array, leaf.low, leaf.high) if isinstance(leaf, Box) else array
 
 
 def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:

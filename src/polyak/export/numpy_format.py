@@ -29,7 +29,7 @@ def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any]
     if squash_mean and not action.bounded:
         raise ValueError(f"squash_mean needs finite bounds, got {action}")
     about = {"action": "box", "shape": list(action.shape), "dtype": str(action.dtype), "divide": divide}
-    bounds = {name: x.astype(np.float32).reshape(1, -1) for name, x in (("low", action.low), ("high", action.high))}
+    bounds = {name: x.reshape(1, -1) for name, x in zip(("low", "high"), action.float32_bounds, strict=True)}
     # Means squashed into the bounds are means squashed into ±1 and scaled to the bounds.
     return {**about, "rescale": squash_mean or spec.action_scaling == "rescale"}, bounds
 

@@ -44,7 +44,8 @@ def model(
 
     Args:
         inputs: shapes and dtypes without the first axis, which the model calls `rows`; the names are the model's.
-        outputs: likewise. An output with the name of an input, such as a carry, is named `next_...`.
+        outputs: shapes without the first axis, and the dtypes that the function's outputs are cast to. An output with the name
+            of an input, such as a carry, is named `next_...`.
         about: entries of the file's metadata.
 
     Raises:
@@ -56,8 +57,8 @@ def model(
     graph = _Nodes(next(iter(inputs)))
     values = graph.run(program, list(inputs))
     names = {name: f"next_{name}" if name in inputs else name for name in outputs}
-    for value, name in zip(values, names.values(), strict=True):
-        graph.add("Identity", [value], name=name)
+    for value, (name, x) in zip(values, outputs.items(), strict=True):
+        graph.add("Cast", [value], name=names[name], to=int(helper.np_dtype_to_tensor_dtype(np.dtype(x.dtype))))
     nodes, constants = graph.needed(names.values())
     result = helper.make_model(
         helper.make_graph(

@@ -5,7 +5,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from polyak.core.spaces import EnvSpec
+import jax
+
+from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.types import Policy
 from polyak.export.archive import Export, ExportError, make_header, replace_file, to_members, write_export
 from polyak.export.numpy_weights import numpy_weights
@@ -41,7 +43,9 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
         write_export(output, Export(kind, spec, step.inputs, step.outputs, about, members))
         return [output]
     header = {"polyak": json.dumps(make_header(Export(kind, spec, step.inputs, step.outputs, about, {})))}
-    replace_file(output, _onnx_model()(step.function, step.inputs, step.outputs, header))
+    actions = zip(step.outputs, leaf_spaces(spec.action), strict=False)
+    native = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, (_, leaf) in actions}
+    replace_file(output, _onnx_model()(step.function, step.inputs, {**step.outputs, **native}, header))
     return [output]
 
 
