@@ -267,3 +267,37 @@ def test_environments_without_masks_give_no_warning():
         warnings.simplefilter("error")
         env = envs.make("CartPole-v1", num_envs=2)
     assert not env.spec.has_action_mask and not isinstance(env, VectorEnv)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        (gymnasium.wrappers.NormalizeObservation, "NormalizeObservation of .* starts its statistics anew .*normalize_obs=True"),
+        (
+            gymnasium.wrappers.NormalizeReward,
+            "NormalizeReward of .* put RecordEpisodeStatistics .*normalize_reward='return'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", ["single", "sync", "vector", "own"])
+def test_wrappers_whose_statistics_an_evaluation_lacks_are_warned_of(wrapper, message, form):
+    def make():
+        return gymnasium.wrappers.TimeLimit(wrapper(toys.Scripted()), 5)
+
+    on_vectors = gymnasium.wrappers.vector
+    envs_by_form = {
+        "single": make,
+        "sync": SyncVectorEnv([make]),
+        "vector": on_vectors.RecordEpisodeStatistics(SyncVectorEnv([make])),
+        "own": on_vectors.RecordEpisodeStatistics(getattr(on_vectors, wrapper.__name__)(SyncVectorEnv([toys.Scripted]))),
+    }
+    with pytest.warns(UserWarning, match=message):
+        envs.make(envs_by_form[form])
+
+
+def test_a_normalized_reward_whose_return_is_recorded_before_is_not_warned_of():
+    recorder = gymnasium.wrappers.RecordEpisodeStatistics
+    envs.make(lambda: gymnasium.wrappers.NormalizeReward(recorder(toys.Scripted())))
+    vector = gymnasium.wrappers.vector
+    envs.make(vector.NormalizeReward(vector.RecordEpisodeStatistics(SyncVectorEnv([toys.Scripted]))))
+    envs.make(vector.NormalizeReward(SyncVectorEnv([lambda: recorder(toys.Scripted())])))

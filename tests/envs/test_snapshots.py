@@ -116,7 +116,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.filterwarnings("ignore:.*precision lowered")
+@pytest.mark.filterwarnings("ignore:.*precision lowered", "ignore:make. Normalize")
 def test_gymnasiums_wrappers_go_on_bit_for_bit_from_a_snapshot(wrapper):
     def make():
         return WRAPPERS[wrapper](gymnasium.make("Pendulum-v1", max_episode_steps=9))

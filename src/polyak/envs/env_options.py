@@ -13,6 +13,8 @@ import gymnasium
 import gymnasium.spaces as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
+from gymnasium.wrappers import vector as on_vectors
 
 from polyak.core.warn import warn
 from polyak.envs.masks import mask_widths
@@ -80,6 +82,28 @@ def warn_of_unused_masks(env: Any, name: str) -> None:
     if _is_masked_vector(inner):
         advice = "return info['action_mask'], or pass the function that creates one environment, and num_envs"
         warn(f"make: action_masks of the environments in {type(inner).__name__} of {name} is not used; {advice}")
+
+
+def warn_of_running_statistics(env: Any, name: str) -> None:
+    """Warn of wrappers whose statistics an evaluation does not get from the training.
+
+    A reward wrapper is no matter where `RecordEpisodeStatistics` records the returns inside of it.
+    """
+    layers, is_recorded = layers_of(env), False
+    if isinstance(layers[-1], SyncVectorEnv):
+        layers += layers_of(layers[-1].envs[0])
+    for layer in reversed(layers):
+        is_recorded |= isinstance(layer, RecordEpisodeStatistics | on_vectors.RecordEpisodeStatistics)
+        if isinstance(layer, NormalizeObservation | on_vectors.NormalizeObservation):
+            warn(
+                f"make: NormalizeObservation of {name} starts its statistics anew in every environment that is made, so in "
+                "evaluations the policy gets other inputs than in training; set normalize_obs=True of the agent instead"
+            )
+        if isinstance(layer, NormalizeReward | on_vectors.NormalizeReward) and not is_recorded:
+            warn(
+                f"make: NormalizeReward of {name} changes its scale as it runs, so returns of evaluations cannot be compared; "
+                "put RecordEpisodeStatistics inside of it, or set normalize_reward='return' of the agent instead"
+            )
 
 
 class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):

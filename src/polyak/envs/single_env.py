@@ -11,7 +11,13 @@ import numpy as np
 
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
-from polyak.envs.env_options import EnvOptions, UnreadableMask, adapt, warn_of_unused_masks
+from polyak.envs.env_options import (
+    EnvOptions,
+    UnreadableMask,
+    adapt,
+    warn_of_running_statistics,
+    warn_of_unused_masks,
+)
 from polyak.envs.info_reader import read_info
 from polyak.envs.libraries import conversion
 from polyak.envs.masks import Flags, check_maskable, read_masks
@@ -74,6 +80,7 @@ class SingleEnv:
         if not self.has_mask and self.index == 0:
             warn_of_unused_masks(self.env, self.name)
         if self.index == 0:
+            warn_of_running_statistics(self.env, self.name)
             self.save()  # warns of an unusable `get_state()` before training begins
         return self.has_mask
 

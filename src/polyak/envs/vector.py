@@ -11,7 +11,14 @@ from gymnasium.wrappers.vector import NormalizeReward
 from polyak.core.space_check import ArraySpec
 from polyak.envs import snapshots
 from polyak.envs.env_batch import RawStep
-from polyak.envs.env_options import EnvOptions, UnreadableMask, adapt, layers_of, warn_of_unused_masks
+from polyak.envs.env_options import (
+    EnvOptions,
+    UnreadableMask,
+    adapt,
+    layers_of,
+    warn_of_running_statistics,
+    warn_of_unused_masks,
+)
 from polyak.envs.info_reader import info_of_env, read_info, stack_info
 from polyak.envs.masks import Flags, check_maskable, mask_of_env, mask_widths, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
@@ -95,6 +102,7 @@ class VectorBatch:
         check_maskable(self.has_mask, self.action_space, self.name)
         if not self.has_mask:
             warn_of_unused_masks(self.env, self.name)
+        warn_of_running_statistics(self.env, self.name)
         self.save()  # warns of an unusable `get_state()` before training begins
         self._is_direct = self.mode is AutoresetMode.NEXT_STEP and not self.has_mask
         return self.has_mask
