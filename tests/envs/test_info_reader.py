@@ -146,3 +146,22 @@ def test_gymnasiums_vector_recorder_is_read():
         time_step = env.step(np.zeros(2, np.int32))
         infos.append((bool(time_step.last[0]), named(env.info, "rollout/ep_rew_mean")[0] is not None))
     assert any(last for last, _ in infos) and all(last == has for last, has in infos)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_recorded_return_includes_episodes_that_a_wrapper_outside_truncates(vectorization):
+    def make():
+        recorder = gymnasium.wrappers.RecordEpisodeStatistics(toys.Scripted((3, 20)))
+        return toys.Doubled(gymnasium.wrappers.TimeLimit(recorder, 10))
+
+    env = envs.make(make, num_envs=2, vectorization=vectorization)
+    env.reset(0)
+    total, ends = np.zeros(2), []
+    for t in range(29):
+        time_step = env.step(np.zeros(2, np.int32))
+        total = np.where(time_step.first, 0.0, total + time_step.reward)
+        recorded = env.info.get("rollout/ep_rew_mean", np.full(2, np.nan))
+        np.testing.assert_allclose(recorded, np.where(time_step.last, total / 2, np.nan), rtol=1e-5)
+        ends += [t] * bool(time_step.truncated[0])
+    env.close()
+    assert ends == [13, 17, 28]

@@ -60,12 +60,36 @@ def test_named_metrics_are_means_over_the_report_and_episodes_over_the_window():
     expected = {"rollout/ep_rew_mean": 6.0, "rollout/ep_agent_rew_mean": 10.0, "rollout/ep_len_mean": 5.0}
     assert statistics.metrics() == expected | {"rollout/success_rate": 0.5, "env/x": 3.0}
     assert statistics.metrics() == expected | {"rollout/success_rate": 0.5}
-    second.add({"env/x": np.array([9.0]), SUCCESS: np.array([1.0, 1.0])})
+    second.add({"env/x": np.array([9.0]), SUCCESS: np.array([1.0, 1.0]), RETURN: np.array([5.0, 7.0])})
     statistics.add(finished(2, 20.0, 10), second)
     metrics = statistics.metrics()
     assert (metrics["env/x"], metrics["rollout/success_rate"]) == (9.0, 0.75)
     statistics.add(finished(100, 0.0, 100))
     assert statistics.metrics() == {"rollout/ep_rew_mean": 0.0, "rollout/ep_len_mean": 1.0}
+
+
+def test_returns_have_one_unit_where_the_environment_records_only_some():
+    statistics, info = EpisodeStatistics(), InfoSums()
+    info.add({RETURN: np.array([5.0, np.nan])})
+    statistics.add(finished(2, 20.0, 10), info)
+    with pytest.warns(UserWarning, match=r"info\['episode'\] is missing at the end of 1 of 2 episodes"):
+        assert statistics.metrics() == {"rollout/ep_rew_mean": 10.0, "rollout/ep_len_mean": 5.0}
+
+
+class RecordsTerminations(toys.Scripted):
+    """Reports 100 as the return of episodes that terminate."""
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return (*result, info | ({"episode": {"r": 100.0}} if result[2] else {}))
+
+
+def test_evaluated_returns_have_one_unit_where_the_environment_records_only_some():
+    env, plain = envs.make(RecordsTerminations), envs.make(toys.Scripted)
+    with pytest.warns(UserWarning, match=r"info\['episode'\] is missing at the end of 1 of 3 episodes"):
+        evaluation = train.evaluate(Uniform(env.spec), env, episodes=3, key=KEY)
+    expected = train.evaluate(Uniform(plain.spec), plain, episodes=3, key=KEY)
+    np.testing.assert_array_equal(evaluation.returns, expected.returns)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

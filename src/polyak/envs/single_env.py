@@ -8,13 +8,16 @@ from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from polyak.core.space_check import ArraySpec
+from polyak.core.tags import RETURN
 from polyak.envs import snapshots
 from polyak.envs.env_options import (
     EnvOptions,
     UnreadableMask,
     adapt,
+    layers_of,
     warn_of_running_statistics,
     warn_of_unused_masks,
 )
@@ -55,6 +58,7 @@ class SingleEnv:
         self.name = name
         self.index = index
         self.info_metrics = options.info_metrics
+        self._recorder = next((layer for layer in layers_of(self.env) if isinstance(layer, RecordEpisodeStatistics)), None)
         self.has_mask = False
         self._report_state = snapshots.StateWarning(name, is_due=index == 0)
         self.steps = 0
@@ -116,6 +120,9 @@ class SingleEnv:
         is_last = terminated or truncated
         mask = self._mask(info, is_last)
         values = read_info(info, self.info_metrics, is_last, self.location) if is_last or self.info_metrics else {}
+        if is_last and self._recorder is not None:
+            # The recorder puts nothing into `info` where a wrapper outside of it, such as TimeLimit, ends the episode.
+            values.setdefault(RETURN, float(self._recorder.episode_returns))
         return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask, values
 
     def save(self) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, UInt32
 from polyak.core.struct import struct
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import EpisodeRecord, TimeStep
+from polyak.core.warn import warn
 
 WINDOW = 100
 AGENT_RETURN, LENGTH = "rollout/ep_agent_rew_mean", "rollout/ep_len_mean"
@@ -84,6 +85,10 @@ class InfoSums:
         for tag, (count, total) in other._sums.items():
             self._add(tag, count, total)
 
+    def count(self, tag: str) -> int:
+        """The number of values of a tag."""
+        return self._sums.get(tag, (0, 0.0))[0]
+
     def means(self) -> dict[str, float]:
         """The mean of each tag's values; tags without a value are left out."""
         return {tag: total / count for tag, (count, total) in self._sums.items() if count}
@@ -91,6 +96,16 @@ class InfoSums:
     def _add(self, tag: str, count: int, total: float) -> None:
         count_before, total_before = self._sums.get(tag, (0, 0.0))
         self._sums[tag] = count_before + count, total_before + total
+
+
+def has_all_returns(recorded: int, episodes: int) -> bool:
+    """Whether the environment recorded the return of every episode; warns where it did of some, which may be in other units."""
+    if 0 < recorded < episodes:
+        warn(
+            f"info['episode'] is missing at the end of {episodes - recorded} of {episodes} episodes, so returns are sums of "
+            "the agent's rewards; put RecordEpisodeStatistics outside of the wrapper that ends episodes"
+        )
+    return recorded >= episodes
 
 
 class EpisodeStatistics:
@@ -129,9 +144,9 @@ class EpisodeStatistics:
             episodes.merge(info)
         reported = episodes.means()
         mean_return = sum(entry[1] for entry in self._finished) / count
-        metrics |= {RETURN: reported.get(RETURN, mean_return), LENGTH: sum(entry[2] for entry in self._finished) / count}
-        if RETURN in reported:
-            metrics[AGENT_RETURN] = mean_return
+        metrics |= {RETURN: mean_return, LENGTH: sum(entry[2] for entry in self._finished) / count}
+        if has_all_returns(episodes.count(RETURN), count):
+            metrics |= {RETURN: reported[RETURN], AGENT_RETURN: mean_return}
         if SUCCESS in reported:
             metrics[SUCCESS] = reported[SUCCESS]
         return metrics

@@ -20,6 +20,7 @@ from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
 from polyak.loops.actor import make_actor
+from polyak.loops.episodes import has_all_returns
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     HasSpec,
@@ -144,6 +145,7 @@ class _EpisodeLog:
     def __init__(self, quota: npt.NDArray[np.int64]) -> None:
         self._quota = quota
         self._returns: list[list[float]] = [[] for _ in quota]
+        self._recorded: list[list[float]] = [[] for _ in quota]
         self._lengths: list[list[int]] = [[] for _ in quota]
         self._successes: list[list[float]] = [[] for _ in quota]
         self._running_return = np.zeros(len(quota))
@@ -157,7 +159,8 @@ class _EpisodeLog:
         recorded, successes = (info.get(tag, none) for tag in (RETURN, SUCCESS))
         for i in np.flatnonzero(counted.last):
             if len(self._returns[i]) < self._quota[i]:
-                self._returns[i].append(float(self._running_return[i] if np.isnan(recorded[i]) else recorded[i]))
+                self._returns[i].append(float(self._running_return[i]))
+                self._recorded[i].append(float(recorded[i]))
                 self._lengths[i].append(int(self._running_length[i]))
                 self._successes[i].append(float(successes[i]))
 
@@ -178,8 +181,10 @@ class _EpisodeLog:
 
     def result(self) -> Evaluation:
         """The complete episodes."""
-        parts = (self._returns, self._lengths, self._successes)
-        returns, lengths, successes = (np.array(list(chain.from_iterable(part))) for part in parts)
+        parts = (self._returns, self._recorded, self._lengths, self._successes)
+        returns, recorded, lengths, successes = (np.array(list(chain.from_iterable(part))) for part in parts)
+        if has_all_returns(int(np.count_nonzero(~np.isnan(recorded))), len(recorded)):
+            returns = recorded
         return Evaluation(returns, lengths.astype(np.int64), None if np.isnan(successes).all() else successes)
 
 
