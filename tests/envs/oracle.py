@@ -3,12 +3,12 @@
 import numpy as np
 
 
-def play(make_env, seeds, actions, extra=None):
+def play(make_env, seeds, actions, resets_twice=False):
     """Time steps [T + 1, B] as (obs, reward, terminated, truncated, first), one environment after the other.
 
     Args:
-        extra: what is done to an environment, besides its reset, on the step after an episode's end: `"same_step"` has reset
-            it before, stepped it on the ignored action, and resets it again; `"disabled"` likewise.
+        resets_twice: before the reset on the step after an episode's end, reset the environment, step it on the ignored
+            action, and reset it if the episode ended with that.
     """
     columns = []
     for i, seed in enumerate(seeds):
@@ -17,10 +17,10 @@ def play(make_env, seeds, actions, extra=None):
         column, last = [(obs, 0.0, False, False, True)], False
         for action in actions[:, i]:
             if last:
-                if extra is not None:
+                if resets_twice:
                     env.reset()
                     _, _, terminated, truncated, _ = env.step(action)
-                    if extra == "same_step" and (terminated or truncated):
+                    if terminated or truncated:
                         env.reset()
                 obs, _ = env.reset()
                 column.append((obs, 0.0, False, False, True))

@@ -1,11 +1,13 @@
 """A vector environment of Gymnasium or of a user as a batch with next-step autoreset, whatever its own autoreset mode."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import NormalizeReward
 
 from polyak.core.space_check import ArraySpec
@@ -36,12 +38,67 @@ class ResetOptions(dict[str, Any]):
         return self.get(key, *default)
 
 
-class PlainOptions(VectorWrapper):  # without type arguments, which Gymnasium's vector wrappers do not take when running
-    """Passes `ResetOptions` on as a plain dict, of which a vector environment passes the rest to its environments."""
+class ResetOnce:
+    """An environment of a `SyncVectorEnv` that `VectorBatch` resets twice after an episode, with a step that is discarded.
+
+    The first reset is the environment's; the step and the second reset return its observation and info again.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env, self._has_ended = env, False
+        self._first: tuple[Any, dict[str, Any]] | None = None
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, unless it has just been reset after an episode."""
+        if self._first is not None:
+            obs, info = self._first
+            return obs, 0.0, False, False, info
+        result = self._env.step(action)
+        self._has_ended = bool(result[2] or result[3])
+        return result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment, unless it has just been reset after an episode."""
+        first, self._first = self._first, None
+        if first is not None and seed is None:
+            return first
+        result = self._env.reset(seed=seed, options=options)
+        self._first = result if self._has_ended and seed is None else None
+        self._has_ended = False
+        return result
+
+
+class MaskedResets(VectorWrapper):  # without type arguments, which Gymnasium's vector wrappers do not take when running
+    """Passes `ResetOptions` on as a plain dict, of which a vector environment passes the rest to its environments.
+
+    While they run, the environments of a `SyncVectorEnv` are `ResetOnce`.
+    """
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._envs = list(map(ResetOnce, env.envs)) if isinstance(env, SyncVectorEnv) else None
+
+    def step(self, actions: Any) -> Any:
+        """Step the environments."""
+        with self._reset_once():
+            return self.env.step(actions)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environments."""
-        return self.env.reset(seed=seed, options=None if options is None else dict(options))
+        with self._reset_once():
+            return self.env.reset(seed=seed, options=None if options is None else dict(options))
+
+    @contextlib.contextmanager
+    def _reset_once(self) -> Iterator[None]:
+        env: Any = self.env
+        if self._envs is None:
+            yield
+            return
+        env.envs, envs = self._envs, env.envs
+        try:
+            yield
+        finally:
+            env.envs = envs
 
 
 class VectorBatch:
@@ -51,7 +108,7 @@ class VectorBatch:
     episode ended takes the next step with the others (its action is ignored) and is then reset by
     `options={"reset_mask": ...}`; the result of that step is discarded. SAME_STEP has already reset it once; its final
     observation is read from `info["final_obs"]`. DISABLED leaves it in its final state, where some environments raise when
-    stepped, so it is also reset before that step.
+    stepped, so it is also reset before that step. `MaskedResets` leaves out the step and one of the two resets where it can.
 
     Raises:
         ValueError: the environment's metadata has no autoreset mode, or a wrapper needs NEXT_STEP; in `step`, it ignores
@@ -78,8 +135,8 @@ class VectorBatch:
         layers = layers_of(env)
         self._is_wrapped = len(layers) > 1 and self.mode is not AutoresetMode.NEXT_STEP
         # Below the wrappers, which read the mask after the reset; once, where an environment is made twice.
-        if self._is_wrapped and not isinstance(layers[-2], PlainOptions):
-            layers[-2].env = PlainOptions(layers[-1])
+        if self._is_wrapped and not isinstance(layers[-2], MaskedResets):
+            layers[-2].env = MaskedResets(layers[-1])
         self._report_state = snapshots.StateWarning(name)
         self.has_mask = False
         self._is_direct = False
