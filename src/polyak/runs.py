@@ -46,6 +46,8 @@ MAX_LAG = 2**10
 """Maximum lag of a run: the random numbers of as many rollouts are in memory."""
 
 MAX_COUNT = 2**31 - 1
+MAX_EVALUATION_STEPS = 1_000_000
+"""Steps of each environment in an evaluation: without a time limit a greedy policy may never end its episode."""
 """Maximum of what is compared with counts of 32 bits."""
 
 LOOPS = ("compiled", "host", "distributed", "asynchronous")
@@ -91,6 +93,7 @@ class RunConfig:
         eval_every: env_steps between evaluations of the greedy policy while training; None for none.
         eval_episodes: episodes of each of them.
         final_eval_episodes: episodes of the evaluation at the end; None in runs of versions that did not store it.
+        eval_max_steps: steps of each environment that an evaluation may take.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
         workers: number of worker processes of the last two loops; None in the others.
         lag: how many updates old the policy of a rollout may be.
@@ -125,6 +128,7 @@ class RunConfig:
     eval_every: int | None = None
     eval_episodes: int = 0
     final_eval_episodes: int | None = None
+    eval_max_steps: int = MAX_EVALUATION_STEPS
     checkpoint_replay: bool = True
     workers: int | None = None
     lag: int = 0
@@ -146,7 +150,7 @@ class RunConfig:
                 raise TypeError(f"run: {name} must be a str, got {value!r}")
             if not value.isprintable():
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
-        for name in ("env_steps", "devices", "checkpoint_every", "learners"):
+        for name in ("env_steps", "devices", "checkpoint_every", "learners", "eval_max_steps"):
             check_integer("run", name, getattr(self, name))
         for name in ("report_every", "eval_every"):
             check_integer("run", name, getattr(self, name), optional=True)

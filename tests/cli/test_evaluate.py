@@ -36,6 +36,7 @@ def test_it_leaves_the_run_as_it_was(run, command, workdir):
         ("evaluate run --episodes 0", "--episodes must be an integer >= 1, got 0"),
         ("evaluate run --seed -1", "--seed must be an integer in [0, 4294967295], got -1"),
         ("evaluate run --seed 4294967296", "--seed must be an integer in [0, 4294967295]"),
+        ("evaluate run --max-steps 0", "--max-steps must be an integer >= 1 or None, got 0"),
         ("evaluate run --episode 3", "--episodes"),
         ("evaluate run --episodes three", "--episodes"),
     ],
@@ -77,6 +78,11 @@ def test_a_damaged_run_among_several_is_named_and_the_others_are_evaluated(run, 
     code, out, err = command("evaluate runs --policy module:rule")
     assert (code, out) == (2, "")
     assert "--policy is compared with one run; give one of runs/seed-0, runs/seed-1" in err
+
+
+def test_an_evaluation_ends_after_max_steps(run, command):
+    code, out, err = command("evaluate run --episodes 2 --max-steps 5")
+    assert (code, out) == (1, "") and "not all episodes of CartPole-v1 ended within max_steps=5 steps" in err
 
 
 def test_an_environment_that_raises_costs_its_own_run_alone(run, command, workdir, monkeypatch):

@@ -59,6 +59,7 @@ OUT_OF_RANGE = {
     "learners": (*NOT_POSITIVE, "2"),
     "devices": (*NOT_POSITIVE, "3"),
     "eval-episodes": ("-1", "1.5", "many"),
+    "eval-max-steps": NOT_POSITIVE,
     "report-every": NOT_POSITIVE,
     "checkpoint-every": NOT_POSITIVE,
     "eval-every": NOT_POSITIVE,

@@ -342,15 +342,27 @@ def test_environments_for_evaluation_are_checked_before_training(directory, unch
     assert open_run("run").read_summary()["env_steps"] < 128
 
 
-def test_an_evaluation_that_does_not_end_costs_no_training(directory, monkeypatch):
-    monkeypatch.setattr("polyak.train.evaluation.MAX_EVALUATION_STEPS", 10)
+def test_an_evaluation_that_does_not_end_costs_no_training(directory):
     with pytest.warns(UserWarning, match="this evaluation is left out") as left_out:
-        result = train(jax_env(), 64, eval_every=32, eval_episodes=2, run_dir="run")
+        result = train(jax_env(), 64, eval_every=32, eval_episodes=2, eval_max_steps=5, run_dir="run")
     assert result.progress.env_steps >= 64 and steps(Path("run/checkpoints"))
     # At the end it is not played a second time.
     assert len(left_out) == 2
     assert not result.evaluations and result.evaluation is None and "eval/mean_reward" not in result.metrics
     assert open_run("run").read_summary()["eval_mean_return"] is None
+    with pytest.raises(TimeoutError, match="within max_steps=5 steps of each environment"):
+        result.evaluate(2)
+    assert result.evaluate(2, max_steps=1000).episodes == 2
+    with pytest.warns(UserWarning, match="within max_steps=5 steps"):
+        assert polyak.resume("run", env_steps=96, progress=False).evaluation is None
+
+
+@pytest.mark.parametrize("every", [None, 32])
+def test_the_limit_of_an_evaluation_is_shown_before_it_where_no_episode_has_ended(every, capsys):
+    env = polyak.envs.make("jax/Pendulum-v1", num_envs=2)
+    with pytest.warns(UserWarning, match="this evaluation is left out"):
+        train(env, eval_every=every, eval_episodes=1, eval_max_steps=99)
+    assert "no episode has ended yet; eval_max_steps=99 ends the evaluation" in capsys.readouterr().out
 
 
 @pytest.mark.slow

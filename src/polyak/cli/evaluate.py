@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import UsageError, fail, parse_for_run
+from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run
 from polyak.cli.imports import ImportFlag, import_object
 from polyak.cli.own import read_own_run, with_agent
 from polyak.cli.own_flags import OwnGroupOfRun
@@ -48,6 +48,8 @@ class EvaluateFlags:
     """number of episodes"""
     seed: int = 0
     """seed of the environment"""
+    max_steps: Annotated[int | None, default_hint("the run's --eval-max-steps", "INT")] = None
+    """maximum number of steps of each environment"""
     policy: PolicyFlag = None
     """Python policy to compare with the run's: a function of the observation, an object with `action`, or a PythonPolicy"""
     imports: ImportFlag = None
@@ -63,6 +65,7 @@ def evaluate(arguments: list[str]) -> int:
         directory, flags = parse_for_run(EvaluateFlags, arguments, command="evaluate", description=description)
         check_integer("polyak evaluate", "--episodes", flags.episodes)
         check_seed("polyak evaluate", "--seed", flags.seed)
+        check_integer("polyak evaluate", "--max-steps", flags.max_steps, optional=True)
         with ExitStack() as stack:
             stack.enter_context(compilation_cache(flags.compilation_cache, None))
             count_devices()  # Raises where JAX does not start.
@@ -75,7 +78,10 @@ def evaluate(arguments: list[str]) -> int:
         return fail(error)
     # An exception from here on is the policy's, not a usage error.
     with stack:
-        return _evaluate_all(directory, inside, flags) if task is None else _evaluate(task, flags)
+        try:
+            return _evaluate_all(directory, inside, flags) if task is None else _evaluate(task, flags)
+        except UnendedEpisodes as error:
+            return fail(error, 1)
 
 
 ERRORS = (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError)
@@ -175,7 +181,8 @@ def _play(task: _Task, flags: EvaluateFlags) -> dict[str, Evaluation]:
     """The evaluations by the names of the policies; closes the environments."""
     with Console(markup=False, emoji=False).status("") as status, _closing(env for _, env in task.policies.values()):
         status.update(f"evaluating {flags.episodes} episodes of {task.directory} …")
-        return {name: evaluate_policy(env, policy, flags.episodes, flags.seed) for name, (policy, env) in task.policies.items()}
+        episodes, seed, max_steps = flags.episodes, flags.seed, flags.max_steps or task.config.eval_max_steps
+        return {name: evaluate_policy(env, policy, episodes, seed, max_steps) for name, (policy, env) in task.policies.items()}
 
 
 @contextmanager

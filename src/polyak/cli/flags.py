@@ -210,6 +210,8 @@ class TrainFlags:
     """memory of the agent's replay: of the device that learns, or (not in the compiled loop) of the host"""
     eval_episodes: int = EVAL_EPISODES
     """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
+    eval_max_steps: int = 1_000_000
+    """steps of each environment after which an evaluation is left out if its episodes have not ended"""
     report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None
     """env_steps between reports"""
     eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None

@@ -244,7 +244,7 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
 
 def _check(flags: TrainFlags) -> None:
     """Check the ranges, by the names of the flags, before anything is created."""
-    counts = ("env_steps", "num_envs", "seeds", "eval_episodes", "learners", "devices")
+    counts = ("env_steps", "num_envs", "seeds", "eval_episodes", "eval_max_steps", "learners", "devices")
     for name in (*counts, "report_every", "checkpoint_every", "eval_every"):
         value = getattr(flags, name)
         if value is not None:

@@ -1,6 +1,6 @@
 """Evaluation of the greedy policy: of a result or a run, and at intervals while training."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak import envs
 from polyak.core.printing import format_number
+from polyak.core.tags import RETURN
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.envs.source import EnvSource, source_of
@@ -21,9 +22,6 @@ from polyak.train.display import Display
 
 # The tags of Stable-Baselines3.
 REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/success_rate"
-
-# Without a time limit in the environment a greedy policy may never end its episode.
-MAX_EVALUATION_STEPS = 1_000_000
 
 
 def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) -> Env | HostEnv:
@@ -101,22 +99,27 @@ def evaluation_key(seed: int) -> PRNGKeyArray:
     return key
 
 
-def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int) -> Evaluation:
-    """Evaluate a policy; the seed decides where the episodes start.
+def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int, max_steps: int) -> Evaluation:
+    """Evaluate a policy; the seed decides where the episodes start, and an environment takes at most `max_steps` steps.
 
     Raises:
         UnendedEpisodes: an episode does not end.
     """
-    return evaluate(policy, env, episodes=episodes, key=evaluation_key(seed), max_steps=MAX_EVALUATION_STEPS)
+    return evaluate(policy, env, episodes=episodes, key=evaluation_key(seed), max_steps=max_steps)
 
 
-def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed: int) -> Evaluation | None:
+def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed: int, max_steps: int) -> Evaluation | None:
     """Evaluate a policy; None, with a warning, where an episode does not end: what is trained must not be lost for it."""
     try:
-        return evaluate_policy(env, policy, episodes, seed)
+        return evaluate_policy(env, policy, episodes, seed, max_steps)
     except UnendedEpisodes as error:
         warn(f"{error}; this evaluation is left out")
         return None
+
+
+def describe_limit(metrics: Mapping[str, float], max_steps: int) -> str:
+    """A remark about an evaluation that may take long, as no episode of the training has ended; else an empty text."""
+    return "" if RETURN in metrics else f"no episode has ended yet; eval_max_steps={max_steps:,} ends the evaluation"
 
 
 class PeriodicEvaluation:
@@ -130,6 +133,7 @@ class PeriodicEvaluation:
         env: environments of its own.
         every: env_steps between evaluations; the last one is at the end of training.
         episodes: episodes of each evaluation.
+        max_steps: steps of each environment that an evaluation may take.
         seed: decides where the episodes start.
         env_steps_done: env_steps of the training that is resumed.
         run: receives the best checkpoint in `best/`; None writes nothing.
@@ -145,6 +149,7 @@ class PeriodicEvaluation:
         *,
         every: int,
         episodes: int,
+        max_steps: int,
         seed: int,
         env_steps_done: int = 0,
         run: Run | None = None,
@@ -154,7 +159,7 @@ class PeriodicEvaluation:
     ) -> None:
         self._display, self._label = display, label
         self._agent, self._env, self._run, self._on_evaluation = agent, env, run, on_evaluation
-        self._every, self._episodes, self._seed = every, episodes, seed
+        self._every, self._episodes, self._max_steps, self._seed = every, episodes, max_steps, seed
         self._last = env_steps_done
         self.evaluations: dict[int, Evaluation] = {}
         self.best_policy: Policy | None = None
@@ -171,7 +176,9 @@ class PeriodicEvaluation:
         policy = self._agent.policy(state.agent)
         if self._display is not None:
             self._display.show_evaluating(progress, self._episodes)
-        evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed)
+            if limit := describe_limit(metrics, self._max_steps):
+                self._display.print_text(self._label + limit)
+        evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed, self._max_steps)
         if evaluation is None:
             return
         self.evaluations[now] = evaluation

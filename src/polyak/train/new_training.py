@@ -286,6 +286,7 @@ def prepare(
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
         final_eval_episodes=eval_episodes,
+        eval_max_steps=settings.eval_max_steps,
         checkpoint_replay=settings.checkpoint_replay,
         **workers,
         learners=1 if learners is None else learners.number,

@@ -65,22 +65,27 @@ class Result(Generic[State]):
         return policy
 
     @suggest_arguments("Result.evaluate")
-    def evaluate(self, episodes: int = 100, *, env: Env | HostEnv | None = None, seed: int = 0) -> Evaluation:
+    def evaluate(
+        self, episodes: int = 100, *, env: Env | HostEnv | None = None, seed: int = 0, max_steps: int | None = None
+    ) -> Evaluation:
         """Evaluate the greedy policy in whole episodes, as `polyak evaluate` does.
 
         Args:
             episodes: number of episodes.
             env: the environment; None makes one like that of the training.
             seed: decides where the episodes start.
+            max_steps: maximum number of steps of each environment; None is the training's `eval_max_steps`.
 
         Raises:
-            TypeError, ValueError: `episodes` or `seed` is out of range.
+            TypeError, ValueError: `episodes`, `seed` or `max_steps` is out of range.
+            TimeoutError: `max_steps` passed before all episodes had ended.
             ValueError: `env` is None, and the training had an environment that was made outside of `polyak.envs.make`.
         """
         check_integer("Result.evaluate", "episodes", episodes)
         check_seed("Result.evaluate", "seed", seed)
+        check_integer("Result.evaluate", "max_steps", max_steps, optional=True)
         with evaluation_env(self.env, episodes, env) as copies:
-            return evaluate_policy(copies, self.policy, episodes, seed)
+            return evaluate_policy(copies, self.policy, episodes, seed, max_steps or self.config.eval_max_steps)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a run directory, for `polyak.load_policy`, `polyak.resume` and the command line; returns its path.

@@ -17,7 +17,7 @@ from polyak.core.docstrings import attribute_texts, entries, with_inherited
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target
-from polyak.runs import check_seed
+from polyak.runs import MAX_EVALUATION_STEPS, check_seed
 from polyak.train.result import Result
 from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
@@ -51,6 +51,7 @@ class CommonSettings:
         checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
         eval_env: environments for evaluation; None makes copies of the training's.
+        eval_max_steps: steps of each environment after which an evaluation is left out if its episodes have not ended.
         replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
         should_stop: called between iterations; True ends the training.
     """
@@ -65,6 +66,7 @@ class CommonSettings:
     checkpoint_replay: bool = True
     eval_every: int | None = None
     eval_env: Env | HostEnv | None = None
+    eval_max_steps: int = MAX_EVALUATION_STEPS
     replay_on: ReplayOn = "device"
     should_stop: Callable[[], bool] = never
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from polyak.core.types import Callback, Env, HostEnv, Policy, Progress, PyTree
+from polyak.core.types import Callback, Env, HostEnv, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
@@ -23,7 +23,7 @@ from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import WORKER_OUTPUT, Run, RunError
 from polyak.train.display import Display, Screen, show_progress
-from polyak.train.evaluation import PeriodicEvaluation, evaluate_if_it_ends, evaluation_env
+from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
 from polyak.train.no_step import explain_no_step
 from polyak.train.result import Result
@@ -175,7 +175,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
             if _is_evaluated(training, env_steps):
                 evaluation = result.evaluations.get(env_steps)  # None where its episodes did not end
             else:
-                evaluation = _evaluate(training, result.policy, console)
+                evaluation = _evaluate(training, result, console)
             result = dataclasses.replace(result, evaluation=evaluation)
             _write_result(training, result)
     if result.diagnosis is not None:
@@ -307,6 +307,7 @@ def periodic_evaluation(training: Training, display: Display, label: str = "") -
                 env,
                 every=config.eval_every,
                 episodes=config.eval_episodes,
+                max_steps=config.eval_max_steps,
                 seed=config.seed or 0,
                 env_steps_done=training.start.env_steps,
                 run=training.run,
@@ -331,14 +332,16 @@ def _is_evaluated(training: Training, env_steps: int) -> bool:
     return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
 
 
-def _evaluate(training: Training, policy: Policy, console: Screen) -> Evaluation | None:
+def _evaluate(training: Training, result: Result, console: Screen) -> Evaluation | None:
     """Evaluate in new environments, and show it: without a time limit it may take long, and is left out in the end."""
-    episodes = training.eval_episodes
+    episodes, max_steps = training.eval_episodes, training.config.eval_max_steps
     status = f"{training.title}: evaluating {episodes} episodes …"
+    if limit := describe_limit(result.metrics, max_steps):
+        console.print_line(f"{training.title}: {limit}")
     if not console.is_terminal:
         console.print_line(status)
     with console.status(status), evaluation_env(training.env, episodes, training.eval_env) as env:
-        return evaluate_if_it_ends(env, policy, episodes, training.config.seed or 0)
+        return evaluate_if_it_ends(env, result.policy, episodes, training.config.seed or 0, max_steps)
 
 
 def _write_result(training: Training, result: Result) -> None:
