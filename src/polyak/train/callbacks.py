@@ -116,7 +116,7 @@ def log_to_mlflow() -> Callback:
 
 
 def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, action_mask_key: str | None = None) -> Callback:
-    """Record one episode of the greedy policy whenever `every` env_steps have passed, as `FOLDER/ENV_STEPS.mp4`.
+    """Record one episode of the greedy policy every `every` env_steps and at the end, as `FOLDER/ENV_STEPS.mp4`.
 
     A video ends after 100,000 steps, with a warning, if the episode does not.
 
@@ -139,7 +139,7 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
     try:
         import moviepy  # noqa: F401  (RecordVideo needs it at the end of an episode)
     except ModuleNotFoundError:
-        raise ImportError("record_videos needs the package moviepy: pip install moviepy") from None
+        raise ImportError("record_videos needs the package moviepy: pip install 'polyak[video]'") from None
     from polyak.envs.env_options import EnvOptions, adapt
 
     options = EnvOptions(drop_unsupported_obs=False, action_mask_key=action_mask_key)
@@ -150,8 +150,10 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
 
     def record(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
         nonlocal last
-        if progress.env_steps - last >= every:
-            last = progress.env_steps
+        # Multiples of `every` passed, so that a late report delays no other video.
+        passed = progress.env_steps // every
+        if passed > last or progress.env_steps >= progress.target_env_steps:
+            last = passed
             video = Path(folder) / f"{progress.env_steps:012d}.mp4"
             _record_episode(agent.policy(state.agent), agent.spec, masked, video)
 
