@@ -67,10 +67,13 @@ def test_no_gradient_step_before_learning_starts():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_envs", "ratio", "steps"), [(1, 0.25, 1), (2, 0.5, 4), (8, 1.0, 32)])
-def test_gradient_steps_are_a_ratio_of_transitions(num_envs, ratio, steps):
+def test_gradient_steps_are_a_ratio_of_steps_also_of_those_that_only_reset(num_envs, ratio, steps):
     agent = make(updates_per_step=ratio, learning_starts=0)
     state, _ = updated(agent, [random_rollout(agent, num_envs)])
     assert int(state.updates) == steps
+    resets = {"terminated": lambda x: x.at[1].set(True), "first": lambda x: x.at[2].set(True)}
+    state, _ = updated(agent, [random_rollout(agent, num_envs, **resets)])
+    assert int(state.updates) == steps and int(state.env_steps) == 3 * num_envs
 
 
 def test_gradient_steps_must_be_whole():

@@ -72,8 +72,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     Attributes:
         spec: the environment's spaces (`env.spec`).
         num_steps: steps of each environment between updates.
-        updates_per_step: gradient steps per transition, so that it means the same with any number of environments; times
-            `num_steps * num_envs` it must be a whole number.
+        updates_per_step: gradient steps per step of an environment, also one that only resets, so that it means the same with
+            any number of environments; times `num_steps * num_envs` it must be a whole number.
         batch_size: transitions of a gradient step.
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own.
         learning_starts: transitions that are collected with random actions before the first gradient step.
