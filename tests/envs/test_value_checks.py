@@ -216,3 +216,42 @@ def test_a_part_of_a_tree_of_actions_is_named():
     for wrong in ({"bits": good["bits"]}, np.zeros(3), {**good, "go": ()}):
         with pytest.raises(ValueError, match=r"the action must be a tree of 'bits', 'go/0', 'go/1', 'which'; '.*' is missing"):
             env.step(wrong)
+
+
+class Walking(gymnasium.Env):
+    """Numbers that start at the first argument and move by random steps of the size of the second."""
+
+    def __init__(self, start, size, dtype=np.float64):
+        self.start, self.size, self.dtype = start, size, dtype
+        self.observation_space = gymnasium.spaces.Box(-(2**30), 2**31 - 1, (2,), dtype)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = np.array([0.0, self.start])
+        return self.x.astype(self.dtype), {}
+
+    def step(self, action):
+        self.x = self.x + self.np_random.choice([-self.size, self.size], 2)
+        return self.x.astype(self.dtype), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("start", "size", "dtype"), [(4_649_776.0, 0.1, np.float64), (1_700_000_000, 1, np.int32)])
+def test_changes_that_float32_does_not_resolve_are_warned_of_once(start, size, dtype):
+    env = envs.make(lambda: Walking(start, size, dtype), num_envs=2)
+    env.reset(0)
+    with pytest.warns(UserWarning, match=r"env 0, step 63 .*the observation at \[1\] is .*float32 does not resolve") as shown:
+        for _ in range(200):
+            env.step(np.zeros(2, np.int32))
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "dtype"),
+    [(4_649_776.0, 10.0, np.float64), (1.0, 1e-9, np.float64), (4_649_776.0, 0.0, np.float64), (2**20, 1, np.int32)],
+)
+def test_changes_that_float32_resolves_or_that_are_small_near_zero_are_not_warned_of(start, size, dtype):
+    env = envs.make(lambda: Walking(start, size, dtype), num_envs=2)
+    env.reset(0)
+    for _ in range(100):
+        env.step(np.zeros(2, np.int32))

@@ -24,6 +24,43 @@ Location = Callable[[int], str]
 """Returns environment and step for errors, given the environment's index."""
 
 
+class ResolutionCheck:
+    """Warns once of observations that change by less than float32 resolves, of which agents see no change.
+
+    Of numbers of at least 16,384 (there float32 resolves 0.002), a tenth of the changes in the first steps must be lost.
+
+    Args:
+        name: the array's name in the warning.
+    """
+
+    STEPS = 64
+    LEAST = 2.0**14
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.steps = 0
+        self.before: npt.NDArray[Any] | None = None
+        self.changed: Any = 0
+        self.lost: Any = 0
+
+    def __call__(self, array: npt.NDArray[Any], location: Location) -> None:
+        """Compare a batch with the one before."""
+        before, self.before, self.steps = self.before, array, self.steps + 1
+        if before is None:
+            return
+        is_changed = array != before
+        is_lost = is_changed & (array.astype(np.float32) == before.astype(np.float32)) & (np.abs(array) >= self.LEAST)
+        self.changed, self.lost = self.changed + is_changed, self.lost + is_lost
+        if self.steps < self.STEPS or not (found := 10 * self.lost > self.changed).any():
+            return
+        env, *index = np.argwhere(found)[0].tolist()
+        place = f" at {index}" if index else ""
+        warn(
+            f"{location(env)}: {self.name}{place} is {array[env, *index]}, near which float32 does not resolve its changes; "
+            "subtract an offset in the environment, as normalize_obs comes too late (this warning is shown once)"
+        )
+
+
 class ObsCheck:
     """Checks one array of a batch of observations, and converts it to the dtype and start of agents.
 
@@ -50,6 +87,8 @@ class ObsCheck:
         self.warned = False
         self.start: Any = getattr(space, "start", 0)
         self.start = np.asarray(self.start, leaf.dtype) if np.any(self.start) else None
+        is_exact = not isinstance(space, Box) or np.can_cast(leaf.dtype, np.float32)
+        self.check_resolution = None if is_exact else ResolutionCheck(self.name)
         shape = (num_envs, *leaf.shape)
         self.size = int(np.prod(shape))
         # Comparisons with full arrays are faster than with broadcast ones.
@@ -68,6 +107,10 @@ class ObsCheck:
             is_inside = np.abs(array) <= self.high if self.symmetric else (array >= self.low) & (array <= self.high)
             if np.count_nonzero(is_inside) != self.size:
                 array = self._outside(array, location)
+        if self.check_resolution is not None:
+            self.check_resolution(array, location)
+            if self.check_resolution.steps == ResolutionCheck.STEPS:
+                self.check_resolution = None
         if self.start is not None:
             array = array - self.start
         return array if array.dtype is self.dtype else array.astype(self.dtype, copy=False)
