@@ -31,7 +31,7 @@ STABLE_BASELINES3_PAGE = (DOCS / "tutorials" / "from-stable-baselines3.md").read
 COACH_PAGE = (DOCS / "tutorials" / "from-rl-coach.md").read_text()
 COPIES_PAGE = (DOCS / "copies.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(PPOKL)}
-Q_FIELDS = {field.name for agent in (DQN, C51, QRDQN) for field in dataclasses.fields(agent)}
+REPLAY_FIELDS = {field.name for agent in (DQN, C51, QRDQN, SAC, TQC, TD3, DDPG) for field in dataclasses.fields(agent)}
 
 # The arguments of the constructors of PPOAgent, PPOClipAgent and PPOKLPenaltyAgent (which have no others), TF-Agents 0.19.
 TF_AGENTS = """
@@ -65,34 +65,6 @@ COACH = """
     use_accumulated_reward_as_measurement in_action_space share_statistics_between_workers
     scale_external_reward_by_intrinsic_reward_value
 """
-ACTOR_CRITIC_TABLES = {
-    (TF_AGENTS_PAGE, "Every argument of SacAgent"): (
-        (SAC,),
-        f"""{COMMON_TF_AGENTS} alpha_optimizer actor_loss_weight critic_loss_weight alpha_loss_weight actor_policy_ctor
-        critic_network_2 target_critic_network_2 initial_log_alpha use_log_alpha_in_alpha_loss target_entropy""",
-    ),
-    (TF_AGENTS_PAGE, "Every argument of Td3Agent"): (
-        (TD3,),
-        f"""{COMMON_TF_AGENTS} exploration_noise_std critic_network_2 target_actor_network target_critic_network_2
-        actor_update_period target_policy_noise target_policy_noise_clip""",
-    ),
-    (TF_AGENTS_PAGE, "Every argument of DdpgAgent"): (
-        (DDPG,),
-        f"{COMMON_TF_AGENTS} ou_stddev ou_damping target_actor_network dqda_clipping",
-    ),
-    (STABLE_BASELINES3_PAGE, "Every argument of SAC and TQC"): (
-        (SAC, TQC),
-        f"""{COMMON_STABLE_BASELINES3} ent_coef target_update_interval target_entropy top_quantiles_to_drop_per_net use_sde
-        sde_sample_freq use_sde_at_warmup log_std_init use_expln clip_mean n_quantiles""",
-    ),
-    (STABLE_BASELINES3_PAGE, "Every argument of TD3 and DDPG"): (
-        (TD3, DDPG),
-        f"{COMMON_STABLE_BASELINES3} policy_delay target_policy_noise target_noise_clip",
-    ),
-    (COACH_PAGE, "Every parameter of DDPG and TD3"): ((DDPG, TD3), COACH),
-    (COACH_PAGE, "Every parameter of SAC"): ((SAC,), "use_deterministic_for_evaluation"),
-}
-
 # Those of DqnAgent and CategoricalDqnAgent.
 TF_AGENTS_DQN = """
     time_step_spec action_spec q_network optimizer observation_and_action_constraint_splitter epsilon_greedy n_step_update
@@ -123,14 +95,38 @@ COACH_DQN = """
 """
 
 
-ARGUMENTS_OF_TF_AGENTS = {
-    name
-    for names in (
-        TF_AGENTS,
-        TF_AGENTS_DQN,
-        *(arguments for (page, _), (_, arguments) in ACTOR_CRITIC_TABLES.items() if page == TF_AGENTS_PAGE),
-    )
-    for name in names.split()
+# The arguments of TF-Agents' agent for each of polyak's.
+TF_AGENTS_OF = {
+    PPO: TF_AGENTS,
+    DQN: TF_AGENTS_DQN,
+    C51: TF_AGENTS_DQN,
+    SAC: f"""{COMMON_TF_AGENTS} alpha_optimizer actor_loss_weight critic_loss_weight alpha_loss_weight actor_policy_ctor
+        critic_network_2 target_critic_network_2 initial_log_alpha use_log_alpha_in_alpha_loss target_entropy""",
+    TD3: f"""{COMMON_TF_AGENTS} exploration_noise_std critic_network_2 target_actor_network target_critic_network_2
+        actor_update_period target_policy_noise target_policy_noise_clip""",
+    DDPG: f"{COMMON_TF_AGENTS} ou_stddev ou_damping target_actor_network dqda_clipping",
+}
+
+# The table of agents with a replay of each page, and the arguments that it must have.
+WITH_REPLAY = "Every argument of agents with a replay"
+REPLAY_TABLES = {
+    "TF-Agents": (
+        TF_AGENTS_PAGE,
+        WITH_REPLAY,
+        " ".join(arguments for agent, arguments in TF_AGENTS_OF.items() if agent is not PPO),
+    ),
+    "Stable-Baselines3": (
+        STABLE_BASELINES3_PAGE,
+        WITH_REPLAY,
+        f"""{STABLE_BASELINES3_DQN} {COMMON_STABLE_BASELINES3} ent_coef target_entropy top_quantiles_to_drop_per_net use_sde
+        sde_sample_freq use_sde_at_warmup log_std_init use_expln clip_mean n_quantiles policy_delay target_policy_noise
+        target_noise_clip""",
+    ),
+    "RL Coach": (
+        COACH_PAGE,
+        "Every parameter of agents with a replay",
+        f"{COACH} {COACH_DQN} use_deterministic_for_evaluation",
+    ),
 }
 
 
@@ -188,71 +184,43 @@ def test_every_argument_of_stable_baselines3_leads_to_a_setting():
     assert arguments <= column(STABLE_BASELINES3_PAGE, heading, 1)
 
 
-@pytest.mark.parametrize(("page", "heading"), ACTOR_CRITIC_TABLES, ids=[heading for _, heading in ACTOR_CRITIC_TABLES])
-def test_every_argument_of_actor_critics_leads_to_a_setting(page, heading):
-    agents, arguments = ACTOR_CRITIC_TABLES[page, heading]
+@pytest.mark.parametrize("library", REPLAY_TABLES)
+def test_every_argument_of_agents_with_a_replay_leads_to_a_setting(library):
+    page, heading, arguments = REPLAY_TABLES[library]
     assert set(arguments.split()) <= column(page, heading, 1)
-    settings = {field.name for agent in agents for field in dataclasses.fields(agent)}
-    for span in without_training(column(page, heading, 2)) - {"update(state, rollout, key)"}:
+    agents = re.compile(r"(DQN|C51|QRDQN)\(double=False\)|DQN\(\)|polyak train rainbow|update\(state, rollout, key\)")
+    for span in without_training(column(page, heading, 2)):
         if part := re.fullmatch(r"(Actor|Critics|UniformReplay|PrioritizedReplay)\((.*)\)", span):
             names, kind = re.findall(r"(\w+)=", part[2]), getattr(polyak, part[1])
             assert set(names) <= {field.name for field in dataclasses.fields(kind)}, span
-        else:
-            assert span.split("=")[0] in settings, span
+        elif not agents.fullmatch(span):
+            assert span.split("=")[0] in REPLAY_FIELDS, span
+    spans = column(page, heading, 2) | column(page, heading, 3)
+    calls = {found[1] for name in spans if (found := re.match(r"(?:network=)?(\w+)\(", name))}
+    # One of TF-Agents, and methods of agents.
+    calls -= {"QNetwork", "collect_policy", "policy", "update"}
+    assert calls and all(any(hasattr(owner, name) for owner in (polyak, polyak.policies, DQN)) for name in calls), calls
 
 
 @pytest.mark.parametrize(
-    ("package", "agent", "heading"),
-    [
-        ("stable_baselines3", "SAC", "Every argument of SAC and TQC"),
-        ("sb3_contrib", "TQC", "Every argument of SAC and TQC"),
-        ("stable_baselines3", "TD3", "Every argument of TD3 and DDPG"),
-        ("stable_baselines3", "DDPG", "Every argument of TD3 and DDPG"),
-    ],
+    ("package", "agent"),
+    [("stable_baselines3", name) for name in ("DQN", "SAC", "TD3", "DDPG")]
+    + [("sb3_contrib", "QRDQN"), ("sb3_contrib", "TQC")],
 )
-def test_every_argument_of_stable_baselines3_actor_critics_is_in_the_tables(package, agent, heading):
+def test_every_argument_of_stable_baselines3_agents_with_a_replay_is_in_the_table(package, agent):
     parameters = inspect.signature(getattr(pytest.importorskip(package), agent)).parameters
-    assert {name for name in parameters if not name.startswith("_")} <= column(STABLE_BASELINES3_PAGE, heading, 1)
+    assert {name for name in parameters if not name.startswith("_")} <= column(STABLE_BASELINES3_PAGE, WITH_REPLAY, 1)
 
 
-@pytest.mark.parametrize(
-    ("page", "heading", "arguments"),
-    [
-        (TF_AGENTS_PAGE, "Every argument of DqnAgent and CategoricalDqnAgent", TF_AGENTS_DQN),
-        (STABLE_BASELINES3_PAGE, "Every argument of DQN and QRDQN", STABLE_BASELINES3_DQN),
-        (COACH_PAGE, "Every parameter of the DQN family", COACH_DQN),
-    ],
-    ids=["TF-Agents", "Stable-Baselines3", "RL Coach"],
-)
-def test_every_argument_of_dqn_elsewhere_leads_to_a_setting(page, heading, arguments):
-    assert set(arguments.split()) <= column(page, heading, 1)
-    ours, what_differs = without_training(column(page, heading, 2)), column(page, heading, 3)
-    settings = {name.split("=")[0] for name in ours if re.fullmatch(r"\w+(=.*)?", name)}
-    assert settings <= Q_FIELDS
-    calls = {found[1] for name in ours | what_differs if (found := re.match(r"(?:network=)?(\w+)\(", name))}
-    # One of TF-Agents.
-    calls -= {"QNetwork"}
-    assert calls and all(any(name in dir(owner) for owner in (polyak, polyak.policies, DQN)) for name in calls), calls
-
-
-@pytest.mark.parametrize(
-    ("agent", "page", "heading"),
-    [
-        (PPO, TF_AGENTS_PAGE, "Every argument of PPOAgent"),
-        (DQN, TF_AGENTS_PAGE, "Every argument of DqnAgent and CategoricalDqnAgent"),
-        (C51, TF_AGENTS_PAGE, "Every argument of DqnAgent and CategoricalDqnAgent"),
-        (SAC, TF_AGENTS_PAGE, "Every argument of SacAgent"),
-        (TD3, TF_AGENTS_PAGE, "Every argument of Td3Agent"),
-        (DDPG, TF_AGENTS_PAGE, "Every argument of DdpgAgent"),
-    ],
-)
-def test_an_error_names_the_setting_that_the_table_names(agent, page, heading):
+@pytest.mark.parametrize("agent", TF_AGENTS_OF)
+def test_an_error_names_the_setting_that_the_table_names(agent):
+    heading = "Every argument of PPOAgent" if agent is PPO else WITH_REPLAY
     fields = tuple(field.name for field in dataclasses.fields(agent))
-    section, translated = page.split(f"\n## {heading}\n")[1].split("\n## ")[0], 0
+    section, translated = TF_AGENTS_PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0], 0
     for row in (line.split("|") for line in section.splitlines() if line.startswith("| ")):
         theirs, ours = (re.findall(r"`(\w+)[`(]", row[number]) for number in (1, 2))
         ours = {{"Actor": "actor", "Critics": "critics"}.get(name, name) for name in ours} & set(fields)
-        for name in (set(theirs) & ARGUMENTS_OF_TF_AGENTS) - set(fields) if ours else ():
+        for name in (set(theirs) & set(TF_AGENTS_OF[agent].split())) - set(fields) if ours else ():
             found = find_replacement(name, fields, "field")
             assert found and re.match(r"env\.spec|\w+", found[1])[0].removeprefix("env.") in ours, (name, found, ours)
             translated += 1
