@@ -33,7 +33,7 @@ def drawn(replay, state, *, envs=1, n_step=1, gamma=0.9, batch=2048):
     return {row[0]: row[1:4] for row in rows if row[4] > 0}
 
 
-# The stream of docs/dqn.md: step 3 terminates, step 7 is cut short, and 0, 4 and 8 begin episodes.
+# The stream of docs/replay.md: step 3 terminates, step 7 is cut short, and 0, 4 and 8 begin episodes.
 REWARDS = (0, 1, 2, 4, 0, 8, 16, 32, 0, 64)
 
 
