@@ -2,10 +2,12 @@
 
 import errno
 import json
+import math
 import os
 import re
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -17,7 +19,8 @@ import numpy as np
 MAX_DEPTH = 64
 """The deepest nesting of a JSON document: far more than polyak writes, far less than Python's stack."""
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A string without an end matches too: where a match fails, the next quotation mark would read all of it again.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedReader:
@@ -64,12 +67,10 @@ def parse_json(data: bytes, what: str) -> Any:
     Raises:
         ValueError: the data are not strict JSON.
     """
-    if _depth(data) > MAX_DEPTH:
+    if _is_too_deep(data):
         raise ValueError(f"{what}: JSON nested more than {MAX_DEPTH} deep")
     try:
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_no_constant
-        )
+        return _DECODER.decode(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what}: not valid JSON: {error}") from None
 
@@ -86,35 +87,40 @@ def dump_json(value: Any, what: str, *, indent: int | None = 2) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{what}: cannot be written as JSON: {error}") from None
-    if _depth(data) > MAX_DEPTH:
+    if _is_too_deep(data):
         raise ValueError(f"{what}: nested more than {MAX_DEPTH} deep; it could not be read back")
     return data
 
 
-def _depth(data: bytes) -> int:
-    """The deepest nesting of brackets outside strings; exact up to the first error in the JSON."""
+def _is_too_deep(data: bytes) -> bool:
+    """Whether brackets outside strings are nested too deeply; exact up to the first error in the JSON."""
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return False
     text = np.frombuffer(_STRING.sub(b"", data), np.uint8)
     opens, closes = np.isin(text, list(b"[{")), np.isin(text, list(b"]}"))
-    return int(np.max(np.cumsum(opens.astype(np.int32) - closes), initial=0))
+    return bool(np.max(np.cumsum(opens.astype(np.int32) - closes), initial=0) > MAX_DEPTH)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} occurs twice in one object")
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {key[:80]!r} occurs twice in one object")
     return result
 
 
 def _finite_float(text: str) -> float:
     value = float(text)
-    if not np.isfinite(value):
+    if not math.isfinite(value):
         raise ValueError(f"number {text[:40]} is too large")
     return value
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_no_constant)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import base64
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ MAX_FILL_BYTES = 256 * 2**20
 """The memory that all arrays stored as one repeated value may take when one document is read."""
 
 _READABLE = 64
+_MAX_EQUAL_HASHES = 64
 _HEX = re.compile(r"-?0x[0-9a-f]+\Z")
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -126,7 +128,8 @@ def _array(array: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def _join(path: str, key: str) -> str:
-    return f"{path}.{escape_control(key)}"
+    # Each entry of a list has the path as a part of its own: a long key must not be copied for each.
+    return f"{path}.{escape_control(key[:80])}"
 
 
 class _Decoder:
@@ -147,11 +150,11 @@ class _Decoder:
         if tag in ("$class", "$unsupported"):
             return self.other({k: v if k.startswith("$") else self.decode(v, _join(path, k)) for k, v in data.items()}, path)
         if len(data) != 1:
-            raise ValueError(f"{path}: {tag} must be the only key, got {', '.join(sorted(data))}")
+            raise ValueError(f"{path}: {tag[:80]} must be the only key, got {len(data)} keys")
         try:
             return self.tagged(tag, data[tag], path)
         except (TypeError, KeyError, ArithmeticError) as error:
-            raise ValueError(f"{path}: malformed {tag}: {error}") from None
+            raise ValueError(f"{path}: malformed {tag[:80]}: {error}") from None
 
     def tagged(self, tag: str, content: Any, path: str) -> Any:
         match tag:
@@ -162,7 +165,11 @@ class _Decoder:
             case "$tuple" if isinstance(content, list):
                 return tuple(self.decode(content, path))
             case "$dict" if isinstance(content, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in content):
-                return {self.decode(k, path): self.decode(x, path) for k, x in content}
+                keys = [self.decode(key, path) for key, _ in content]
+                # Integers can be chosen to have one hash: a dict of them takes quadratic time.
+                if max(Counter(map(hash, keys)).values(), default=0) > _MAX_EQUAL_HASHES:
+                    raise ValueError(f"{path}: more than {_MAX_EQUAL_HASHES} keys of a $dict have the same hash")
+                return {key: self.decode(value, path) for key, (_, value) in zip(keys, content, strict=True)}
             case "$bytes":
                 return _bytes(content, path)
             case "$dtype" if content in DTYPES:
@@ -171,7 +178,7 @@ class _Decoder:
                 with np.errstate(over="raise"):
                     array = self.array(content, path)
                 return array if tag == "$array" else array[()]
-        raise ValueError(f"{path}: malformed or unknown tag {tag!r}")
+        raise ValueError(f"{path}: malformed or unknown tag {tag[:80]!r}")
 
     def array(self, content: dict[str, Any], path: str) -> npt.NDArray[Any]:
         dtype, shape = DTYPES[content["dtype"]], parse_shape(content["shape"], path)
