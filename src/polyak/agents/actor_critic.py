@@ -20,7 +20,7 @@ from polyak.learning.actor_critic_updates import check_actor, check_unit_actions
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow, warn_of_flat_images
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import check_optimizer_state, optimizer_of
 from polyak.ops.schedules import Schedule, check_schedule
@@ -162,7 +162,10 @@ class ActorCriticAgent(OffPolicyAgent):
     def _set_networks(self, actor: Actor, critics: Critics) -> None:
         """Set the default networks where there are none."""
         for name, default in (("actor", actor), ("critics", critics)):
-            network = feedforward_or_default(type(self).__name__, name, getattr(self, name), default)
+            given = getattr(self, name)
+            network = feedforward_or_default(type(self).__name__, name, given, default)
+            if given is None:
+                warn_of_flat_images(type(self).__name__, name, network, self.spec)
             object.__setattr__(self, name, network)
 
     def _check_together(self) -> None:

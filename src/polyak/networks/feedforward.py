@@ -17,6 +17,7 @@ from polyak.networks.adapters import FlaxNNX, check_network
 from polyak.networks.heads import ActionValueSettings, Head, PolicyAndValue, PolicySettings, Quantiles, QValues
 from polyak.networks.layers import (
     ACTIVATIONS,
+    IMAGE,
     Activation,
     Dense,
     DenseSettings,
@@ -27,6 +28,7 @@ from polyak.networks.layers import (
     has_images,
     make_layer,
     set_widths,
+    warn_of_flat_images,
 )
 from polyak.networks.noisy import split_key
 from polyak.networks.policy_head import PolicyHead
@@ -120,8 +122,9 @@ class BuiltInNetwork(abc.ABC):
         return FlaxNNX(self._module).init(key, spec)
 
     def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        name = type(self).__name__
+        check_images(name, self, spec)
         if self.head is None:
-            name = type(self).__name__
             raise ValueError(f"{name}: head must be set outside of an agent, such as {name}(head=PolicyAndValue()), got None")
         module: nnx.Module = self.modules[type(self.head)](self, self.head, spec, rngs)
         return module
@@ -287,6 +290,7 @@ class NatureCNN(FeedForward):
 
     Raises:
         TypeError, ValueError: a setting is out of its range, or does not go with the head; the message names it.
+        ValueError: when a network or an agent is built, for an observation without an image.
     """
 
     hidden: tuple[int, ...] = static(default=(512,), kw_only=False)
@@ -294,19 +298,33 @@ class NatureCNN(FeedForward):
     usually_shared: ClassVar[bool] = True
 
 
+def check_images(owner: str, network: Any, spec: EnvSpec) -> None:
+    """Check that a `NatureCNN` has an image for its convolutions.
+
+    Raises:
+        ValueError: no part of the observation is an image.
+    """
+    if isinstance(network, NatureCNN) and not has_images(spec.obs):
+        raise ValueError(f"{owner}: NatureCNN needs an image in the observation, {IMAGE}; got {spec.obs}")
+
+
 def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Literal["layer"] | None = None) -> Network:
     """The network of an agent: a built-in one without a head gets this one; None is `NatureCNN` for images, else `MLP`.
+
+    Warns if the default network flattens a large Box.
 
     Args:
         norm: of the default network.
 
     Raises:
         TypeError: it is no network.
-        ValueError: it has a head of another class.
+        ValueError: it has a head of another class, or is a `NatureCNN` where the observation has no image.
     """
     if network is None:
         network = NatureCNN(norm=norm) if has_images(spec.obs) else MLP(norm=norm)
+        warn_of_flat_images(owner, "network", dataclasses.replace(network, head=head), spec)
     network = check_network(owner, network)
+    check_images(owner, network, spec)
     if not isinstance(network, BuiltInNetwork):
         return network
     if network.head is not None and type(network.head) is not type(head):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, leaf_spaces, map_space, zeros
 from polyak.core.types import Network, PyTree
+from polyak.core.warn import warn
 from polyak.kernels.convolution import convolve
 from polyak.kernels.matmul import matmul
 from polyak.networks.initializers import constant, orthogonal, uniform
@@ -28,6 +29,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": nnx.gelu,
     "silu": nnx.silu,
 }
+IMAGE = "a uint8 Box of three axes, height and width of at least 36, and channels first or last"
+LARGE_BOX = 2048
+"""Fewer numbers than in the smallest pictures, and more than in other observations of one Box."""
 MAX_NARROW_WIDTH = 256
 MAX_SMALL_BATCH = 256
 """More samples at a time compute faster on several CPU threads."""
@@ -116,6 +120,21 @@ def is_image(space: Space) -> TypeGuard[Box]:
 def channels_first(shape: tuple[int, ...]) -> bool:
     """CHW rather than HWC: the channels are the shorter of the first and the last axis; a tie is HWC."""
     return shape[0] < shape[-1]
+
+
+def warn_of_flat_images(owner: str, name: str, network: Network, spec: EnvSpec) -> None:
+    """Warn of a default network whose dense layers take a large Box, which may be a picture that is no image."""
+    leaves = [leaf for _, leaf in leaf_spaces(spec.obs) if isinstance(leaf, Box) and not is_image(leaf)]
+    large = max(leaves, key=lambda leaf: math.prod(leaf.shape), default=None)
+    if large is None or math.prod(large.shape) < LARGE_BOX:
+        return
+    # A key's shape is enough; a key would start JAX before its devices are settled.
+    variables: Any = jax.eval_shape(lambda key: network.init(key, spec), jax.eval_shape(lambda: jax.random.key(0)))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.params))
+    warn(
+        f"{owner}: {name}=None flattens {large} into dense layers and has {size:,} parameters; convolutions need an image, "
+        f"{IMAGE}; set {name} to avoid this warning"
+    )
 
 
 class Layer(nnx.Module):

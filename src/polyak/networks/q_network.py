@@ -58,7 +58,7 @@ def q_network_or_default(
             combinations of a MultiDiscrete.
     """
     check_env_spec(owner, spec)
-    as_discrete(owner, spec)
+    spec = as_discrete(owner, spec)
     if isinstance(network, RecurrentNetwork) and not recurrent:
         raise ValueError(f"{owner}: network must not be recurrent, got {network!r}; DQN and PPO train recurrent ones")
     network = complete(owner, network, spec, head, norm=norm)
