@@ -113,6 +113,18 @@ def test_samples_of_a_clipped_normal_match_its_distribution():
     np.testing.assert_array_equal(mode, np.clip(LOC, LOW, HIGH))
 
 
+def test_a_clipped_sample_that_rounds_to_loc_has_the_density_of_its_noise():
+    loc, scale = jnp.ones(1000), jnp.full(1000, 1e-7)
+    value, density = ClippedNormal(loc, scale, loc - 1.0, loc + 1.0).sample_and_log_prob(seed=KEY)
+    noise = np.asarray(jax.random.normal(KEY, (1000,)), np.float64)
+    np.testing.assert_allclose(value, 1.0, atol=1e-6)
+    np.testing.assert_allclose(density, stats.norm.logpdf(noise) - np.log(1e-7), rtol=1e-5)
+    # All of the mass of the lower bound is on it.
+    low, density = ClippedNormal(loc, scale, loc + 1.0, loc + 2.0).sample_and_log_prob(seed=KEY)
+    np.testing.assert_array_equal(low, 2.0)
+    np.testing.assert_array_equal(density, 0.0)
+
+
 def test_without_a_deviation_there_is_only_the_mode():
     still = ClippedNormal(LOC[:4], jnp.zeros(4), LOW[:4], HIGH[:4])
     drawn, mode = samples(still, KEY[None])[0], moments(still)[3]

@@ -147,6 +147,19 @@ def test_an_action_on_the_boundary_has_a_finite_density_and_gradient(action):
     assert np.sign(gradients[0]) == np.sign(action)
 
 
+@pytest.mark.parametrize("kind", [Normal, TanhNormal])
+@pytest.mark.parametrize("log_scale", [-20.0, -16.0, -5.0])
+def test_a_sample_that_rounds_to_loc_has_the_density_of_its_noise(kind, log_scale):
+    d = kind(jnp.ones(1000), jnp.full(1000, jnp.exp(log_scale)))
+    key = jax.random.key(1)
+    value, log_prob = d.sample_and_log_prob(seed=key)
+    np.testing.assert_array_equal(value, d.sample(seed=key))
+    noise = np.asarray(jax.random.normal(key, (1000,)), np.float64)
+    expected = -(noise**2) / 2 - log_scale - np.log(2 * np.pi) / 2
+    expected -= log_slope(1.0 + np.exp(log_scale) * noise) if kind is TanhNormal else 0.0
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("loc", [0.0, 3.0, 30.0, -1e4])
 def test_a_saturated_sample_knows_its_density(loc):
     d = TanhNormal(jnp.full((1000,), loc), jnp.full((1000,), 0.5))

@@ -10,7 +10,7 @@ from jax.scipy.special import log_ndtr
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.struct import static, struct
-from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob, sum_event
+from polyak.ops.distributions.events import check_same_kind, sum_event
 
 # The standard deviation used in densities if scale is 0 (such as at the end of a schedule).
 SMALLEST_SCALE = 1e-8
@@ -108,18 +108,27 @@ class ClippedNormal:
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
         """A sample, between the bounds."""
-        noise = jax.random.normal(seed, self.loc.shape, self.loc.dtype)
-        return jnp.clip(self.loc + self.scale * noise, self.low, self.high)
+        return self._clip_sample(jax.random.normal(seed, self.loc.shape, self.loc.dtype))
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
         """Σ log density between the bounds, log probability on them; values beyond count as on the bound."""
-        inside = -0.5 * jnp.square((value - self.loc) / self._scale()) - self._log_norm()
+        return self._log_density(value, (value - self.loc) / self._scale())
+
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
+        """A sample clip(loc + scale · ε) and its log-density, exact where loc + scale · ε rounds to loc."""
+        noise = jax.random.normal(seed, self.loc.shape, self.loc.dtype)
+        value = self._clip_sample(noise)
+        return value, self._log_density(value, noise * (self.scale / self._scale()))
+
+    def _clip_sample(self, noise: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.clip(self.loc + self.scale * noise, self.low, self.high)
+
+    def _log_density(self, value: Float[Array, "..."], z: Float[Array, "..."]) -> Float[Array, "*B"]:
+        inside = -0.5 * jnp.square(z) - self._log_norm()
         below, above = self._log_masses()
         slack = 0.0 if self.slack is None else self.slack
         each = jnp.where(value <= self.low + slack, below, jnp.where(value >= self.high - slack, above, inside))
         return sum_event(jnp.where(self._is_constant(), 0.0, each), self.event_ndims)
-
-    sample_and_log_prob = sample_and_log_prob
 
     def entropy(self) -> Float[Array, "*B"]:
         """-Σ (∫ p log p between the bounds + Σ P log P on them)."""

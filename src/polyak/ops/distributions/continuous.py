@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.struct import static, struct
-from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob, sum_event
+from polyak.ops.distributions.events import check_same_kind, sum_event
 
 
 @struct
@@ -34,14 +34,16 @@ class Normal:
 
     def sample(self, *, seed: PRNGKeyArray) -> Float[Array, "..."]:
         """A sample, loc + scale · ε, ε ~ N(0, 1)."""
-        return self.loc + self.scale * jax.random.normal(seed, self.loc.shape, self.loc.dtype)
+        return self.loc + self.scale * self._noise(seed)
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
         """Σ -((value - loc) / scale)² / 2 - log scale - log √(2π)."""
-        z = (value - self.loc) / self.scale
-        return sum_event(-0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2 * math.pi), self.event_ndims)
+        return self._log_density((value - self.loc) / self.scale)
 
-    sample_and_log_prob = sample_and_log_prob
+    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[Float[Array, "..."], Float[Array, "*B"]]:
+        """A sample loc + scale · ε and Σ -ε² / 2 - log scale - log √(2π), exact where the sample rounds to loc."""
+        noise = self._noise(seed)
+        return self.loc + self.scale * noise, self._log_density(noise)
 
     def entropy(self) -> Float[Array, "*B"]:
         """Σ log scale + log √(2πe)."""
@@ -58,6 +60,12 @@ class Normal:
     def stddev(self) -> Float[Array, "..."]:
         """`scale`."""
         return self.scale
+
+    def _noise(self, seed: PRNGKeyArray) -> Float[Array, "..."]:
+        return jax.random.normal(seed, self.loc.shape, self.loc.dtype)
+
+    def _log_density(self, z: Float[Array, "..."]) -> Float[Array, "*B"]:
+        return sum_event(-0.5 * jnp.square(z) - jnp.log(self.scale) - 0.5 * math.log(2 * math.pi), self.event_ndims)
 
     def kl_divergence(self, other: "Normal") -> Float[Array, "*B"]:
         """Σ ((loc - loc')/scale')² / 2 + (r² - 1) / 2 - log r with r = scale / scale'."""
