@@ -616,9 +616,15 @@ MUTATIONS = (
     ),
     Mutation(
         "loops/episodes.py",
-        "returns = jnp.where(time_step.first, 0.0, episodes.returns + time_step.reward)",
-        "returns = episodes.returns + time_step.reward",
+        "episodes = _zero_where(time_step.first, after)",
+        "episodes = after",
         ("loops/test_episodes.py::test_episodes_are_those_of_the_oracle_however_the_stream_is_cut",),
+    ),
+    Mutation(
+        "loops/episodes.py",
+        "_two_sum(total, episodes.rounding + lost)",
+        "_two_sum(total, lost)",
+        ("loops/test_episodes.py::test_returns_of_long_episodes_lose_nothing_to_float32",),
     ),
     Mutation(
         "loops/evaluate.py",

@@ -62,6 +62,27 @@ def test_score_is_counted_instead_of_the_reward():
     assert int(total.count) == len(by_hand(whole)[0]) < len(by_hand(seen)[0])
 
 
+@pytest.mark.parametrize("rewards", [(0.1,), (1e6, 0.1, -1e6, 0.1)])
+def test_returns_of_long_episodes_lose_nothing_to_float32(rewards):
+    steps = 100_000
+    reward = np.tile(np.float32(rewards), steps // len(rewards))[:, None]
+    flags = np.zeros((steps + 1, 1), bool)
+    first, last = flags.copy(), flags.copy()
+    first[0] = last[-1] = True
+    time_steps = TimeStep(np.zeros((steps + 1, 1, 1), np.float32), np.concatenate([reward[:1], reward]), last, flags, first)
+    _, finished = jax.jit(measure)(Episodes.fresh(1), jax.tree.map(jnp.asarray, time_steps))
+    assert float(finished.returns) == pytest.approx(reward.sum(dtype=np.float64), rel=1e-6)
+
+
+def test_an_infinite_reward_makes_an_infinite_return():
+    reward = np.float32([0, np.inf, 1, 1])[:, None]
+    flags = np.zeros((4, 1), bool)
+    first, last = flags.copy(), flags.copy()
+    first[0] = last[-1] = True
+    _, finished = measure(Episodes.fresh(1), jax.tree.map(jnp.asarray, TimeStep(reward[..., None], reward, last, flags, first)))
+    assert float(finished.returns) == np.inf
+
+
 def test_the_first_time_step_was_measured_before():
     steps = stream(1, steps=2, ends=0.0)
     steps.reward[:] = 100.0

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.tags import RETURN, SUCCESS
@@ -20,15 +20,22 @@ AGENT_RETURN, LENGTH = "rollout/ep_agent_rew_mean", "rollout/ep_len_mean"
 
 @struct
 class Episodes:
-    """Running return and length of the current episode of each environment."""
+    """Running return and length of the current episode of each environment.
+
+    Attributes:
+        returns: sums of rewards.
+        rounding: the part of each sum that float32 does not hold.
+        lengths: steps.
+    """
 
     returns: Float[Array, " B"]
+    rounding: Float[Array, " B"]
     lengths: UInt32[Array, " B"]
 
     @classmethod
     def fresh(cls, num_envs: int) -> "Episodes":
         """Zeros: every environment is at the start of an episode."""
-        return cls(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.uint32))
+        return cls(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, jnp.uint32))
 
 
 @struct
@@ -56,16 +63,34 @@ def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Episode
     """
 
     def step(episodes: Episodes, time_step: EpisodeRecord) -> tuple[Episodes, tuple[Array, Array, Array]]:
-        returns = jnp.where(time_step.first, 0.0, episodes.returns + time_step.reward)
-        lengths = jnp.where(time_step.first, jnp.uint32(0), episodes.lengths + jnp.uint32(1))
-        ended = time_step.last & ~time_step.first
-        return Episodes(returns, lengths), (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
+        after = Episodes(*_add(episodes, time_step.reward), episodes.lengths + jnp.uint32(1))
+        episodes = _zero_where(time_step.first, after)
+        returns, lengths, ended = episodes.returns, episodes.lengths, time_step.last & ~time_step.first
+        return episodes, (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
 
     before = time_steps.episode_record.first[0]
-    episodes = Episodes(jnp.where(before, 0.0, episodes.returns), jnp.where(before, jnp.uint32(0), episodes.lengths))
     counted = jax.tree.map(lambda x: x[1:], time_steps.episode_record)
-    episodes, (ended, returns, lengths) = jax.lax.scan(step, episodes, counted)
+    episodes, (ended, returns, lengths) = jax.lax.scan(step, _zero_where(before, episodes), counted)
     return episodes, EpisodeTotals(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32))
+
+
+def _add(episodes: Episodes, reward: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """Returns and their rounding after one more reward: a sum of two float32 (Dekker 1971)."""
+    total, lost = _two_sum(episodes.returns, reward)
+    returns, rounding = _two_sum(total, episodes.rounding + lost)
+    is_finite = jnp.isfinite(total)
+    return jnp.where(is_finite, returns, total), jnp.where(is_finite, rounding, 0.0)
+
+
+def _two_sum(a: Float[Array, " B"], b: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+    """The float32 sum and its rounding error, exactly (Knuth's TwoSum)."""
+    total = a + b
+    rest = total - a
+    return total, (a - (total - rest)) + (b - rest)
+
+
+def _zero_where(first: Bool[Array, " B"], episodes: Episodes) -> Episodes:
+    return jax.tree.map(lambda x: jnp.where(first, jnp.zeros_like(x), x), episodes)
 
 
 class InfoSums:
