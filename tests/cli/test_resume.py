@@ -119,8 +119,9 @@ def without_clocks(row):
 
 def test_a_finished_run_can_be_extended_and_its_config_is_updated(run, command):
     before = open_run(run).read_config()
-    code, _, _ = command("resume run --env-steps 600 --eval-episodes 3")
+    code, out, _ = command("resume run --env-steps 600 --eval-episodes 3")
     assert code == 0
+    assert "note: learning_rate stays at 0 after 400 env_steps, where its schedule ends\n" in out
     assert open_run(run).read_config() == before | {"env_steps": 600}
     check_that_its_config_runs_again_to_the_same_bits(run)
     summary = open_run(run).read_summary()

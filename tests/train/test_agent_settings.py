@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import warnings
 
 import jax
 import numpy as np
@@ -62,6 +63,27 @@ def test_other_settings_resume_a_run_by_force_only_and_are_stored(run):
     assert read_config(open_run(run)).agent.gamma == 0.5
     # The checkpoint that was saved since has them too.
     polyak.resume(run, env_steps=192, progress=False)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_made_longer_than_its_schedules_warns_where_they_end(tmp_path, recwarn):
+    schedules = {"learning_rate": polyak.Linear(1e-3, 0.0, 32), "clip_range": polyak.Linear(0.2, 0.1, 64)}
+    polyak.train.run(agent(**schedules), env(), env_steps=64, run_dir=tmp_path / "run", progress=False)
+    polyak.resume(tmp_path / "run", progress=False)
+    assert not recwarn.list
+    for env_steps, names in (
+        (96, ["learning_rate stays at 0 after 32", "clip_range stays at 0.1 after 64"]),
+        (128, ["learning_rate"]),
+    ):
+        recwarn.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            polyak.resume(tmp_path / "run", env_steps=env_steps, progress=False)
+        messages = [str(warning.message) for warning in recwarn.list]
+        assert len(messages) == len(names)
+        assert all(
+            f"polyak.resume: {name}" in message for name, message in zip(names, sorted(messages, reverse=True), strict=True)
+        )
 
 
 @pytest.mark.slow

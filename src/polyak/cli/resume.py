@@ -28,7 +28,6 @@ from polyak.cli.training_run import run_to_exit_code
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
-from polyak.ops.schedules import Linear
 from polyak.runs import MAX_COUNT, MAX_WORKERS, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
@@ -36,7 +35,7 @@ from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.agent_settings import check_agent_settings
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
 from polyak.train.evaluation import close_envs
-from polyak.train.resumption import prepare_resumption, with_learners, with_workers
+from polyak.train.resumption import ended_schedules, prepare_resumption, with_learners, with_workers
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers
 from polyak.workers.ray_workers import ClusterError
@@ -148,7 +147,8 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             if flags.own.agent is not None:
                 consent = "--force accepts and stores them"
                 check_agent_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)
-            _note_ended_schedules(config)
+            for sentence in ended_schedules(run, config):
+                print(f"note: {sentence}")
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:
                 print(f"{directory}: env_steps changed from {planned:,} to {config.env_steps:,}")
@@ -181,16 +181,6 @@ def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Wor
         if getattr(flags, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name)} needs workers; give --workers N")
     return config, None
-
-
-def _note_ended_schedules(config: RunConfig) -> None:
-    """Print the schedules that have ended for the rest of a training that was made longer; at 0 it learns nothing."""
-    fields = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(config.agent)}
-    if dataclasses.is_dataclass(replay := fields.get("replay")):
-        fields |= {f"{field.name} of the replay": getattr(replay, field.name) for field in dataclasses.fields(replay)}
-    for name, value in fields.items():
-        if isinstance(value, Linear) and value.env_steps < config.env_steps:
-            print(f"note: {name} stays at {value.end:g} after {value.env_steps:,.0f} env_steps, the original length of the run")
 
 
 def _eval_episodes(config: RunConfig, flags: ResumeFlags) -> int:

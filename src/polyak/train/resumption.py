@@ -19,6 +19,7 @@ from polyak.loops.host_loop import as_host_env, reset
 from polyak.loops.host_replay import check_replay_on, replay_memory
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
+from polyak.ops.schedules import Linear
 from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
@@ -115,6 +116,8 @@ def resume(
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
                 require_source(made)
             config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
+            for sentence in ended_schedules(run, config):
+                warn(f"polyak.resume: {sentence}")
             training = prepare_resumption(run, config, made, force=force, learners=group, progress=progress)
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
@@ -230,6 +233,21 @@ def prepare_resumption(
         # They restore it themselves.
         start = Start(env_steps=start.env_steps)
     return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
+
+
+def ended_schedules(run: Run, config: RunConfig) -> list[str]:
+    """A sentence on each schedule that has ended for the rest of a run that is made longer; at 0 it learns nothing."""
+    before = read_config(run, config.agent).env_steps
+    fields = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(config.agent)}
+    if dataclasses.is_dataclass(replay := fields.get("replay")):
+        fields |= {f"{field.name} of the replay": getattr(replay, field.name) for field in dataclasses.fields(replay)}
+    return [
+        f"{name} stays at {value.end:g} after {value.env_steps:,.0f} env_steps, where its schedule ends"
+        for name, value in fields.items()
+        if isinstance(value, Linear)
+        and before < config.env_steps > value.env_steps
+        and (value.end == 0 or value.env_steps >= before)
+    ]
 
 
 def _warn_of_other_numbers(before: RunConfig, config: RunConfig, state: LoopState) -> None:
