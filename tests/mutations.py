@@ -205,8 +205,8 @@ MUTATIONS = (
     # learning
     Mutation(
         "agents/off_policy.py",
-        "return env_steps >= jnp.uint32(self.learning_starts)",
-        "return env_steps > jnp.uint32(self.learning_starts)",
+        "return StepCount.of(env_steps) >= StepCount.of(self.learning_starts)",
+        "return StepCount.of(env_steps) >= StepCount.of(self.learning_starts + 1)",
         ("agents/test_value_family.py::test_actions_are_random_until_learning_starts",),
     ),
     Mutation(

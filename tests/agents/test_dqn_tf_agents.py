@@ -20,6 +20,7 @@ from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.losses import huber
+from polyak.ops.schedules import StepCount
 from polyak.replay.replay import Transition
 from polyak.replay.uniform import UniformReplay
 
@@ -218,7 +219,7 @@ def test_optimizer_steps_and_target_updates(case):
         batch = batch_of(case, step)
         batch = dataclasses.replace(batch, weight=batch.weight / 8.0)
         copies, _ = agent.train_step(
-            copies, batch, jax.random.key(step), jnp.array(True), env_steps=jnp.uint32(0), axis_name=None
+            copies, batch, jax.random.key(step), jnp.array(True), env_steps=StepCount.of(0), axis_name=None
         )
         near(copies.online.params, weights(case, f"w/{step}", "q"))
         near(copies.target.params, weights(case, f"w/{step}", "target_q"))

@@ -18,6 +18,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import Quantiles
+from polyak.ops.schedules import StepCount
 from polyak.policies.q_policy import FreshNoise
 from polyak.replay.uniform import Transition
 from tests import probe_envs
@@ -162,7 +163,7 @@ def test_acting_takes_allowed_actions_only(make, settings):
     flags = jnp.zeros(512, bool)
     step = TimeStep(jnp.zeros((512, 3)), jnp.zeros(512), flags, flags, flags, mask)
     for env_steps in (0, 1_000):
-        state = dataclasses.replace(state, env_steps=jnp.uint32(env_steps))
+        state = dataclasses.replace(state, env_steps=StepCount.of(env_steps))
         for policy in (agent.policy(state), agent.collect_policy(state)):
             action = policy.action(step, policy.initial_state(512), KEY).action
             assert bool(mask[jnp.arange(512), action].all())
@@ -176,7 +177,7 @@ def test_actions_are_random_until_learning_starts(make, settings):
     step = _first(4_000)
     counts = np.bincount(agent.collect_policy(state).action(step, (), KEY).action, minlength=4)
     assert counts.min() > 900
-    state = dataclasses.replace(state, env_steps=jnp.uint32(16))
+    state = dataclasses.replace(state, env_steps=StepCount.of(16))
     actions = np.asarray(agent.collect_policy(state).action(step, (), KEY).action)
     greedy = np.asarray(agent.policy(state).action(step, (), KEY).action)
     # Equal observations: one action, unless the network has noise.
@@ -289,7 +290,7 @@ def test_boltzmann_exploration_that_has_cooled_down_is_greedy():
     agent = DQN(
         SPEC, polyak.MLP((8,)), temperature=polyak.Linear(1.0, 0.0, 100), learning_starts=50, replay=polyak.UniformReplay(512)
     )
-    state = dataclasses.replace(agent.init(KEY), env_steps=jnp.uint32(200))
+    state = dataclasses.replace(agent.init(KEY), env_steps=StepCount.of(200))
     step = _first(16)
     explored, greedy = (make(state).action(step, (), KEY).action for make in (agent.collect_policy, agent.policy))
     np.testing.assert_array_equal(explored, greedy)

@@ -19,6 +19,7 @@ from polyak.loops.loop import initial, iteration_keys
 from polyak.loops.rollout_actors import RolloutActors, rollout_actor
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
+from polyak.ops.schedules import StepCount
 from polyak.policies.exploration import EpsilonGreedy
 from tests.agents.rollouts import with_online
 
@@ -140,7 +141,7 @@ def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
     if normalizers.obs is not None:
         seen = seen_by(normalizers.obs, jnp.asarray(2 + 5 * rng.normal(size=(50, 3)), jnp.float32))
         normalizers = dataclasses.replace(normalizers, obs=seen)
-    env_steps = jnp.asarray(50 if is_over else 49, state.env_steps.dtype)
+    env_steps = StepCount.of(50 if is_over else 49)
     state = dataclasses.replace(state, copies=copies, normalizers=normalizers, env_steps=env_steps)
     policy, key = agent.collect_policy(state), jax.random.key(5)
     assert actors_of(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
@@ -177,13 +178,7 @@ def test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state():
         (agent_for(ACTIONS["box"], values_when="collect", network=MLP((16,), head=PolicyAndValue(value_hidden=(512, 512)))), 8),
         (PPO(EnvSpec(OBS, Discrete(2), has_action_mask=True), num_minibatches=1), 8),
         (PPO(EnvSpec(Discrete(5), Discrete(2)), num_minibatches=1), 8),
-        (
-            PPO(
-                EnvSpec(Box(np.zeros((40, 40, 3), np.uint8), np.full((40, 40, 3), 255, np.uint8)), Discrete(2)),
-                num_minibatches=1,
-            ),
-            8,
-        ),
+        (PPO(EnvSpec(Box(0, 255, (40, 40, 3), np.uint8), Discrete(2)), num_minibatches=1), 8),
     ],
     ids=["activation", "large", "linear", "large value", "mask", "integers", "image"],
 )

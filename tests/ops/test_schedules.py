@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from polyak.copies.follow import Follow
-from polyak.ops.schedules import SCHEDULES, Constant, Exponential, Linear, Piecewise, check_schedule, saturating_add, value_at
+from polyak.ops.schedules import (
+    SCHEDULES,
+    Constant,
+    Exponential,
+    Linear,
+    Piecewise,
+    StepCount,
+    check_schedule,
+    saturating_add,
+    value_at,
+)
 from polyak.storage.config import from_json, to_json
 
 
@@ -29,6 +39,34 @@ def test_saturating_add_stops_at_the_largest_uint32():
     most = 2**32 - 1
     for count, more, total in ((0, 0, 0), (7, 5, 12), (most - 5, 5, most), (most - 5, 6, most), (most, 100, most)):
         assert int(saturating_add(jnp.asarray(count, jnp.uint32), jnp.asarray(more, jnp.uint32))) == total
+
+
+def test_a_step_count_adds_compares_and_subtracts_beyond_32_bits():
+    numbers = [0, 1, 2**32 - 3, 2**32, 10**12, 10**12 + 5, 2**62 + 7]
+    for start in numbers:
+        for more in (0, 2, 3, 2**32 - 1):
+            assert int(jax.jit(StepCount.__add__)(StepCount.of(start), jnp.uint32(more))) == start + more
+        for other in numbers:
+            a, b = StepCount.of(start), StepCount.of(other)
+            assert bool(a >= b) == (start >= other) and bool(a == b) == bool(a == other) == (start == other)
+            assert start < other or int(a.since(b)) == start - other
+        assert float(StepCount.of(start).as_float()) == np.float32(start) == float(StepCount.of(np.float32(start)).as_float())
+    assert int(StepCount.of(jnp.uint32(7))) == int(StepCount.of(StepCount.of(7))) == 7
+
+
+LONG = [
+    Linear(1.0, 0.0, 10**12),
+    Exponential(1.0, 0.5, 10**11),
+    Piecewise((Linear(1.0, 0.5, 4 * 10**11), Linear(0.5, 0.1, 10**11)), (5 * 10**11,)),
+]
+
+
+@pytest.mark.parametrize("schedule", LONG, ids=lambda schedule: type(schedule).__name__)
+def test_schedules_of_1e12_steps_go_on_beyond_32_bits(schedule):
+    for steps in (2**32 - 1, 2**32, 10**11, 5 * 10**11, 55 * 10**10, 10**12, 10**13):
+        expected = by_hand(schedule, steps)
+        assert float(schedule(steps)) == pytest.approx(expected, rel=1e-5)
+        assert float(jax.jit(value_at)(schedule, StepCount.of(steps))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_number_is_constant():

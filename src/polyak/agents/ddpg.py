@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
@@ -23,7 +23,7 @@ from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog, optimizer_of
 from polyak.ops.losses import huber, weighted_sum
-from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise, OUNoise
@@ -105,7 +105,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
         key: PRNGKeyArray,
         enabled: Bool[Array, ""],
         *,
-        env_steps: UInt32[Array, ""],
+        env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[ActorCriticCopies, StepLog]:
         """One gradient step of the critics, in its turn one of the actor against the new critics, and the targets' update."""

@@ -32,7 +32,7 @@ from polyak.networks.adapters import has_batch_statistics
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import Guard, StepLog, all_finite, check_optimizer, diagnose_skips, flag_quantities, in_float32
 from polyak.ops.losses import fill_rows, sum_over_devices
-from polyak.ops.schedules import saturating_add, value_at
+from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
 from polyak.replay.replay import Replay, ReplayState, Transition, check_replay
 from polyak.replay.sequences import SequenceObs
@@ -58,7 +58,7 @@ class OffPolicyState:
     replay: ReplayState | DrawnBatches
     normalizers: Normalizers
     guard: Guard
-    env_steps: UInt32[Array, ""]
+    env_steps: StepCount
     updates: UInt32[Array, ""]
 
 
@@ -118,7 +118,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         key: PRNGKeyArray,
         enabled: Bool[Array, ""],
         *,
-        env_steps: UInt32[Array, ""],
+        env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[PyTree, StepLog]:
         """The copies after one gradient step (of an actor-critic: one of each network) and the targets' update, and its log.
@@ -150,7 +150,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state, with an empty replay."""
-        env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+        env_steps, updates = StepCount.of(0), jnp.zeros((), jnp.uint32)
         copies, normalizers = self.create_copies(key), create_normalizers(self)
         return OffPolicyState(copies, self._create_replay(), normalizers, Guard.init(), env_steps, updates)
 
@@ -226,7 +226,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         replay = ring.add(state.replay, without_returns(self, rollout))
         normalizers = state.normalizers.update(rollout, self.gamma, axis_name)
         valid = sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)
-        env_steps = saturating_add(state.env_steps, valid)
+        env_steps = state.env_steps + valid
         keys = self._keys_of_steps(key, num_envs * devices)
         if axis_name is not None:
             keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
@@ -283,7 +283,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return {} if self.optimizer is not None else {"train/learning_rate": value_at(self.learning_rate, before.env_steps)}
 
     def draw_batches(
-        self, replay: ReplayState, rollout: Rollout, key: PRNGKeyArray, env_steps: UInt32[Array, ""]
+        self, replay: ReplayState, rollout: Rollout, key: PRNGKeyArray, env_steps: StepCount
     ) -> tuple[ReplayState, DrawnBatches]:
         """The replay with a rollout, and the batches that `update` would draw of it: it takes them in place of the replay.
 
@@ -298,7 +298,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         rollout = as_arrays(rollout)
         before, replay = replay.dropped, self.replay.add(replay, without_returns(self, rollout))
         num_envs = rollout.reward.shape[1]
-        env_steps = saturating_add(env_steps, rollout.valid.sum(dtype=jnp.uint32))
+        env_steps = env_steps + rollout.valid.sum(dtype=jnp.uint32)
         options, is_learning = self._draw_options(env_steps, num_envs), self._is_due(env_steps, replay.size, num_envs)
 
         def draw(keys: Array) -> Transition:
@@ -348,9 +348,9 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
                 f"{owner}: state must be this agent's, got another one's (it has {got}); agent.init(key) returns one"
             )
 
-    def has_started(self, env_steps: UInt32[Array, ""]) -> Bool[Array, ""]:
+    def has_started(self, env_steps: StepCount) -> Bool[Array, ""]:
         """Return True once `learning_starts` transitions were collected; until then actions are random."""
-        return env_steps >= jnp.uint32(self.learning_starts)
+        return StepCount.of(env_steps) >= StepCount.of(self.learning_starts)
 
     def _check_together(self) -> None:
         """Check what several settings say together; called by `__post_init__`.
@@ -420,11 +420,11 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Two keys for each gradient step of an update, `[U, 2]`: to draw its batch, and to train."""
         return jax.random.split(key, (self._count_gradient_steps(num_envs), 2))
 
-    def _draw_options(self, env_steps: Array, num_envs: int) -> dict[str, Any]:
+    def _draw_options(self, env_steps: StepCount, num_envs: int) -> dict[str, Any]:
         """The arguments of the replay's `sample`."""
         return {"num_envs": num_envs, "n_step": self.n_step, "gamma": self.gamma, "env_steps": env_steps}
 
-    def _is_due(self, env_steps: UInt32[Array, ""], size: UInt32[Array, ""], num_envs: int) -> Array:
+    def _is_due(self, env_steps: StepCount, size: UInt32[Array, ""], num_envs: int) -> Array:
         """Return True if an update takes gradient steps: after `learning_starts`, and with enough transitions in the replay.
 
         A resumed run may start with an empty one. Enough are `learning_starts` transitions, but no more than there can be.

@@ -21,7 +21,7 @@ from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import has_images
 from polyak.ops.gradient_step import Guard, check_optimizer, check_optimizer_state, diagnose_skips, optimizer_of
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
-from polyak.ops.schedules import value_at
+from polyak.ops.schedules import Count, StepCount, value_at
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.predict import PolicyWithSpec
 
@@ -45,7 +45,7 @@ class OnPolicyState:
     copies: NetworkCopies
     obs_normalizer: ObsNormalizer | None
     reward_scaler: RewardScaler | None
-    env_steps: UInt32[Array, ""]
+    env_steps: StepCount
     updates: UInt32[Array, ""]
     guard: Guard
 
@@ -91,7 +91,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Return the rule by which a target copy follows the online copy: by default there is no target."""
         return None
 
-    def optimizer_at(self, env_steps: UInt32[Array, ""] | int) -> optax.GradientTransformation:
+    def optimizer_at(self, env_steps: Count) -> optax.GradientTransformation:
         """Return the optimizer, with the learning rate of this step."""
         return optimizer_of(self, env_steps)
 
@@ -105,7 +105,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             copies=copies.with_optimizer_state(self.optimizer_at(0)),
             obs_normalizer=normalizers.obs,
             reward_scaler=normalizers.reward,
-            env_steps=jnp.zeros((), jnp.uint32),
+            env_steps=StepCount.of(0),
             updates=jnp.zeros((), jnp.uint32),
             guard=Guard.init(),
         )

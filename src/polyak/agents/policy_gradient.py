@@ -33,7 +33,7 @@ from polyak.ops.gradient_step import (
     rmsprop,
 )
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
-from polyak.ops.schedules import Schedule, saturating_add
+from polyak.ops.schedules import Count, Schedule, saturating_add
 
 
 @struct
@@ -240,7 +240,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         state, metrics = self._after_step(state, copies, guard, summary, counts=counts, applied=receipt.applied)
         return state, senders, metrics
 
-    def optimizer_at(self, env_steps: UInt32[Array, ""] | int) -> optax.GradientTransformation:
+    def optimizer_at(self, env_steps: Count) -> optax.GradientTransformation:
         """Return the optimizer, with the learning rate of this step."""
         if self.optimizer is not None or self.optimizer_name == "adam":
             return optimizer_of(self, env_steps)
@@ -344,7 +344,7 @@ class PolicyGradientAgent(OnPolicyAgent):
             copies=copies,
             obs_normalizer=normalizer and summary.obs and optax.tree.where(counts, normalizer.merge(summary.obs), normalizer),
             reward_scaler=scaler and summary.reward and optax.tree.where(counts, scaler.merge(summary.reward), scaler),
-            env_steps=saturating_add(state.env_steps, summary.env_steps * more),
+            env_steps=state.env_steps + summary.env_steps * more,
             updates=saturating_add(state.updates, more),
             guard=guard,
         )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.copies.follow import Follow
@@ -35,7 +35,7 @@ from polyak.ops.distributions import Distribution
 from polyak.ops.gradient_step import ADAM_SETTINGS, Aux, StepLog, accumulate, count_microbatches, flag_quantities
 from polyak.ops.normalize import can_normalize
 from polyak.ops.returns import advantages_and_targets
-from polyak.ops.schedules import Schedule, check_schedule, saturating_add, value_at
+from polyak.ops.schedules import Schedule, StepCount, check_schedule, saturating_add, value_at
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.sde import StateDependentExploration, check_sde, explore
 
@@ -233,7 +233,7 @@ class PPO(OnPolicyAgent):
             copies=copies if self.ema_tau is None else copies.update_target(self.ema_tau),
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
             reward_scaler=state.reward_scaler and state.reward_scaler.update(rollout, counts, self.gamma, axis_name),
-            env_steps=saturating_add(state.env_steps, losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name)),
+            env_steps=state.env_steps + losses.sum_over_devices(rollout.valid.sum(dtype=jnp.uint32), axis_name),
             updates=saturating_add(state.updates, jnp.uint32(1)),
             guard=state.guard.after_update(skipped, applied, flag_quantities(bad_data) | log.bad.any((0, 1))),
         )
@@ -261,7 +261,7 @@ class PPO(OnPolicyAgent):
         return loss, Aux(terms)
 
     def clipped_loss(
-        self, distribution: Distribution, value: Float[Array, "*N"], batch: Batch, env_steps: UInt32[Array, ""]
+        self, distribution: Distribution, value: Float[Array, "*N"], batch: Batch, env_steps: StepCount
     ) -> tuple[Float[Array, ""], Terms]:
         """Compute the loss of the network's outputs for a minibatch, and its terms.
 

@@ -38,7 +38,7 @@ from polyak.ops.gradient_step import (
 from polyak.ops.losses import fill_rows, finite_rows, flatten_steps, mask_invalid, of_action, sum_over_devices, weighted_sum
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import gae
-from polyak.ops.schedules import Linear, Schedule, check_schedule, saturating_add, value_at
+from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, saturating_add, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
@@ -60,7 +60,7 @@ class PQNState:
 
     copies: NetworkCopies
     obs_normalizer: ObsNormalizer | None
-    env_steps: UInt32[Array, ""]
+    env_steps: StepCount
     updates: UInt32[Array, ""]
     guard: Guard
 
@@ -123,7 +123,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         """A new state."""
         copies = NetworkCopies.create(self._network, key, as_discrete("PQN", self.spec), optimizer=None)
         check_q_network(self._network, copies.online, self.spec)
-        env_steps, updates = (jnp.zeros((), jnp.uint32) for _ in range(2))
+        env_steps, updates = StepCount.of(0), jnp.zeros((), jnp.uint32)
         normalizer = ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None
         return PQNState(copies.with_optimizer_state(optimizer_of(self)), normalizer, env_steps, updates, Guard.init())
 
@@ -195,7 +195,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         new_state = PQNState(
             copies=copies,
             obs_normalizer=state.obs_normalizer and state.obs_normalizer.update(rollout.obs, counts, axis_name),
-            env_steps=saturating_add(state.env_steps, valid),
+            env_steps=state.env_steps + valid,
             updates=saturating_add(state.updates, jnp.uint32(1)),
             guard=state.guard.after_update(skipped, applied, bad | log.bad.any((0, 1))),
         )

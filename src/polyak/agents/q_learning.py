@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.agents.settings import TargetSettings
@@ -16,7 +16,7 @@ from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state, optimizer_of
-from polyak.ops.schedules import Linear, Schedule, check_schedule, value_at
+from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, explore
@@ -101,7 +101,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         key: PRNGKeyArray,
         enabled: Bool[Array, ""],
         *,
-        env_steps: UInt32[Array, ""],
+        env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[NetworkCopies, StepLog]:
         """One gradient step of `loss`, after which the target follows."""
@@ -139,13 +139,13 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
 
-    def _exploration_rate(self, env_steps: UInt32[Array, ""]) -> Float[Array, ""]:
+    def _exploration_rate(self, env_steps: StepCount) -> Float[Array, ""]:
         """The probability of a random action: 1 until learning starts, then `epsilon`, or 0 with a temperature."""
         epsilon = EPSILON if self.epsilon is None else self.epsilon
         after = value_at(epsilon if self.temperature is None else 0.0, env_steps)
         return jnp.where(self.has_started(env_steps), after, 1.0)
 
-    def _exploration_temperature(self, env_steps: UInt32[Array, ""]) -> Float[Array, ""] | None:
+    def _exploration_temperature(self, env_steps: StepCount) -> Float[Array, ""] | None:
         """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None without one."""
         if self.temperature is None:
             return None

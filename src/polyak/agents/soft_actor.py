@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.actor_critic import ActorCriticAgent
 from polyak.agents.off_policy import OffPolicyState
@@ -22,7 +22,7 @@ from polyak.networks.actor import Actor
 from polyak.ops.distributions import Categorical, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
 from polyak.ops.losses import weighted_sum
-from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.sde import check_sde, explore
@@ -205,7 +205,7 @@ class SoftActorAgent(ActorCriticAgent):
         key: PRNGKeyArray,
         enabled: Bool[Array, ""],
         *,
-        env_steps: UInt32[Array, ""],
+        env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[SoftActorCopies, StepLog]:
         """One gradient step of the critics, whose target follows; in its turn one of the actor against the new critics, then α.

@@ -291,7 +291,7 @@ class OptimizerSettings(Protocol):
 
 
 def optimizer_of(
-    settings: OptimizerSettings, env_steps: Array | int = 0, learning_rate: Schedule | None = None
+    settings: OptimizerSettings, env_steps: Count = 0, learning_rate: Schedule | None = None
 ) -> optax.GradientTransformation:
     """The agent's `optimizer`, or Adam with the learning rate of this step.
 
@@ -308,7 +308,7 @@ def check_optimizer(settings: OptimizerSettings) -> None:
     """Check the setting `optimizer`, with which those of Adam have no effect.
 
     Raises:
-        TypeError: it is no `optax.GradientTransformation`.
+        TypeError: it is no `optax.GradientTransformation`, or needs further arguments, such as the value of the loss.
         ValueError: a setting of Adam is set too.
     """
     optimizer: Any = settings.optimizer

@@ -12,10 +12,61 @@ from polyak.core.checks import check_number
 from polyak.core.struct import struct
 from polyak.core.types import Scalar
 
-Count: TypeAlias = int | np.uint32 | UInt32[Array, ""]
-
 MAX_COUNT = 2**32 - 1
+"""The largest number of uint32."""
+MAX_STEPS = 2**63
 """The largest step count of schedules."""
+
+
+@struct
+class StepCount:
+    """A count of environment steps, high · 2³² + low, since a GPU makes 2³² steps in an hour; `int` returns a Python number.
+
+    >>> int(StepCount.of(4_294_967_295) + jnp.uint32(5))
+    4294967300
+    """
+
+    low: UInt32[Array, "*B"]
+    high: UInt32[Array, "*B"]
+
+    @classmethod
+    def of(cls, count: Any) -> "StepCount":
+        """The count of a number or an array of integers or floats; a `StepCount` itself."""
+        if isinstance(count, StepCount):
+            return count
+        if isinstance(count, int | float):
+            high, low = divmod(min(int(count), MAX_STEPS), 2**32)
+            return cls(jnp.uint32(low), jnp.uint32(high))
+        array = jnp.asarray(count)
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return cls(array.astype(jnp.uint32), jnp.zeros(array.shape, jnp.uint32))
+        high = jnp.floor(array / 2.0**32)  # Exact, as is the rest: a power of two divides.
+        return cls((array - high * 2.0**32).astype(jnp.uint32), high.astype(jnp.uint32))
+
+    def __add__(self, more: UInt32[Array, ""]) -> "StepCount":
+        low = self.low + more
+        return StepCount(low, self.high + (low < more).astype(jnp.uint32))
+
+    def __eq__(self, other: Any) -> Any:
+        other = StepCount.of(other)
+        return (self.high == other.high) & (self.low == other.low)
+
+    def __ge__(self, other: "StepCount") -> Bool[Array, "*B"]:
+        return (self.high > other.high) | ((self.high == other.high) & (self.low >= other.low))
+
+    def since(self, start: "StepCount") -> "StepCount":
+        """The difference, where it is at least 0."""
+        return StepCount(self.low - start.low, self.high - start.high - (self.low < start.low).astype(jnp.uint32))
+
+    def __int__(self) -> int:
+        return int(self.high) * 2**32 + int(self.low)
+
+    def as_float(self) -> Float[Array, "*B"]:
+        """The nearest float32."""
+        return self.high.astype(jnp.float32) * 2.0**32 + self.low.astype(jnp.float32)
+
+
+Count: TypeAlias = int | np.uint32 | UInt32[Array, ""] | StepCount
 
 
 @struct
@@ -61,7 +112,7 @@ class Linear:
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after `env_steps` environment steps."""
-        count = _count(env_steps).astype(jnp.float32)
+        count = StepCount.of(env_steps).as_float()
         value = self.start + (self.end - self.start) * (count / self.env_steps)
         # A separate case: start + (end - start) differs from end in the last bit.
         return jnp.where(count >= self.env_steps, jnp.asarray(self.end, jnp.float32), value)
@@ -96,7 +147,7 @@ class Exponential:
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after `env_steps` environment steps."""
-        periods = _count(env_steps).astype(jnp.float32) / self.env_steps
+        periods = StepCount.of(env_steps).as_float() / self.env_steps
         return jnp.maximum(self.start * jnp.power(self.factor, periods), self.end)
 
 
@@ -134,7 +185,7 @@ class Piecewise:
             if not isinstance(schedule, SCHEDULES):
                 check_number("Piecewise", f"schedules[{i}]", schedule, or_else="a schedule")
         for i, boundary in enumerate(self.boundaries):
-            check_number("Piecewise", f"boundaries[{i}]", boundary, above=0, at_most=MAX_COUNT)
+            check_number("Piecewise", f"boundaries[{i}]", boundary, above=0, at_most=MAX_STEPS)
         concrete = [b for b in self.boundaries if not isinstance(b, jax.core.Tracer)]
         if not all(np.all(np.asarray(a) < np.asarray(b)) for a, b in itertools.pairwise(concrete)):
             raise ValueError(f"Piecewise: boundaries must rise, got {self.boundaries}")
@@ -142,11 +193,11 @@ class Piecewise:
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value after `env_steps` environment steps."""
-        count = _count(env_steps)
+        count = StepCount.of(env_steps)
         value = value_at(self.schedules[0], count)
         for schedule, boundary in zip(self.schedules[1:], self.boundaries, strict=True):
-            start = _count(boundary)
-            value = jnp.where(count >= start, value_at(schedule, count - jnp.minimum(start, count)), value)
+            start = StepCount.of(boundary)
+            value = jnp.where(count >= start, value_at(schedule, count.since(start)), value)
         return value
 
 
@@ -162,7 +213,7 @@ def value_at(schedule: Schedule, env_steps: Count) -> Float[Array, ""]:
 
 
 def saturating_add(count: UInt32[Array, ""], more: UInt32[Array, ""] | Bool[Array, ""]) -> UInt32[Array, ""]:
-    """`count + more`, saturating at 2³² - 1; wrapping to 0 would restart schedules."""
+    """`count + more`, saturating at 2³² - 1."""
     more = more.astype(jnp.uint32)
     total = count + more
     return jnp.where(total < more, jnp.uint32(MAX_COUNT), total)
@@ -212,10 +263,3 @@ def check_schedule(
 def _as_leaf(env_steps: Any) -> Any:
     # `jit` rejects a Python int of more than 31 bits as a leaf.
     return float(env_steps) if isinstance(env_steps, int) else env_steps
-
-
-def _count(env_steps: Any) -> Array:
-    """The count as uint32; a Python int may exceed int32."""
-    if isinstance(env_steps, int | float):
-        return jnp.uint32(min(int(env_steps), MAX_COUNT))
-    return jnp.asarray(env_steps).astype(jnp.uint32)

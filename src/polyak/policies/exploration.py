@@ -17,7 +17,7 @@ from polyak.ops.distributions import Distribution, Joint
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
-from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
 from polyak.policies.predict import PolicyWithSpec, as_python, predict
 from polyak.policies.scripted import Uniform
 from polyak.policies.wrapper import (
@@ -163,7 +163,7 @@ class RandomWarmStart:
 
     @property
     def _is_over(self) -> Any:
-        return jnp.asarray(self.env_steps, jnp.uint32) >= jnp.asarray(self.steps, jnp.uint32)
+        return StepCount.of(self.env_steps) >= StepCount.of(self.steps)
 
     predict = predict
     as_python = as_python

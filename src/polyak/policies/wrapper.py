@@ -14,6 +14,7 @@ from polyak.core.checks import check_number
 from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.struct import struct
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
+from polyak.ops.schedules import StepCount
 from polyak.policies.predict import PolicyWithSpec, predict
 
 
@@ -144,6 +145,8 @@ def check_env_steps(policy: Any) -> None:
         TypeError, ValueError: it is no number, negative, or more than 2³² - 1.
     """
     env_steps = policy.env_steps
+    if isinstance(env_steps, StepCount):
+        return
     check_number(type(policy).__name__, "env_steps", env_steps, at_least=0, at_most=2**32 - 1)
     # `jit` rejects a Python int of more than 31 bits.
     object.__setattr__(policy, "env_steps", np.uint32(env_steps) if isinstance(env_steps, int) else env_steps)

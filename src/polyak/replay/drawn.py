@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Rollout
+from polyak.ops.schedules import StepCount
 from polyak.replay.replay import Transition
 
 
@@ -47,7 +48,7 @@ class DrawnBatches:
     size: UInt32[Array, ""]
     dropped: UInt32[Array, ""]
     newly_dropped: UInt32[Array, ""]
-    env_steps: UInt32[Array, ""]
+    env_steps: StepCount
     metrics: dict[str, Array]
     priorities: Errors
 

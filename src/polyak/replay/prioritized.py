@@ -13,7 +13,7 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.sum_tree import SumTree
 from polyak.ops.losses import sum_over_devices
-from polyak.ops.schedules import Linear, Schedule, check_schedule, value_at
+from polyak.ops.schedules import Count, Linear, Schedule, check_schedule, value_at
 from polyak.replay.frames import Padding
 from polyak.replay.replay import Replay, ReplayState, Transition, check_capacity
 from polyak.replay.uniform import UniformReplay
@@ -119,7 +119,7 @@ class PrioritizedReplay(Replay):
         num_envs: int,
         gamma: Scalar,
         n_step: int = 1,
-        env_steps: UInt32[Array, ""] | int = 0,
+        env_steps: Count = 0,
         axis_name: str | None = None,
     ) -> Transition:
         """Transitions drawn in proportion to their priorities, with importance weights; see `Replay.sample`.

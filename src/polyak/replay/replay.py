@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.ops.schedules import Count
 
 
 @struct
@@ -176,7 +177,7 @@ class Replay(abc.ABC):
         num_envs: int,
         gamma: Scalar,
         n_step: int = 1,
-        env_steps: UInt32[Array, ""] | int = 0,
+        env_steps: Count = 0,
         axis_name: str | None = None,
     ) -> Transition:
         """A batch of transitions.

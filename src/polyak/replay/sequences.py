@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Int32, PRNGKeyArray
 
 from polyak.core.struct import check_settings, integer, static, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, mask_invalid
+from polyak.ops.schedules import Count
 from polyak.replay.frames import is_between_streams
 from polyak.replay.replay import Replay, ReplayState, Transition, check_capacity
 from polyak.replay.uniform import UniformReplay
@@ -130,7 +131,7 @@ class SequenceReplay(Replay):
         num_envs: int,
         gamma: Scalar,
         n_step: int = 1,
-        env_steps: UInt32[Array, ""] | int = 0,
+        env_steps: Count = 0,
         axis_name: str | None = None,
     ) -> Transition:
         """All transitions after the burn-in of sequences drawn uniformly, with replacement; `obs` are `SequenceObs`.

@@ -12,6 +12,7 @@ from polyak.core.struct import check_settings, choice, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
+from polyak.ops.schedules import Count
 from polyak.replay.check_rows import check_rows, check_stacks
 from polyak.replay.frames import Padding, newest_frames, observations
 from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_capacity
@@ -129,7 +130,7 @@ class UniformReplay(Replay):
         num_envs: int,
         gamma: Scalar,
         n_step: int = 1,
-        env_steps: UInt32[Array, ""] | int = 0,
+        env_steps: Count = 0,
         axis_name: str | None = None,
     ) -> Transition:
         """Transitions drawn uniformly, with replacement, from those in the replay; see `Replay.sample`."""
