@@ -113,7 +113,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def policy(self, state: OnPolicyState) -> Greedy:
         """Return the policy of the most probable action, by the target copy or the shared copy if there is one."""
         self.check_state("policy", state)
-        return Greedy(self._network_policy(state, state.copies.variables(state.copies.names[-1])))
+        return Greedy(self._network_policy(state, state.copies.evaluated(state.copies.names[-1])))
 
     def check_state(self, where: str, state: Any) -> None:
         """Check that a value is a state of this agent.

@@ -143,12 +143,12 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     def policy(self, state: PQNState) -> Greedy:
         """The action of the largest value."""
         check_state("PQN.policy", state, PQNState)
-        return Greedy(self._network_policy(state))
+        return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: PQNState) -> EpsilonGreedy | Boltzmann | FreshNoise:
         """The action of the largest value or, with probability ε, a random one."""
         check_state("PQN.collect_policy", state, PQNState)
-        return explore(self._network_policy(state), self._exploration_rate(state))
+        return explore(self._network_policy(state, state.copies.online), self._exploration_rate(state))
 
     def update(
         self, state: PQNState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -281,8 +281,8 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     def _exploration_rate(self, state: PQNState) -> Float[Array, ""]:
         return value_at(EPSILON if self.epsilon is None else self.epsilon, state.env_steps)
 
-    def _network_policy(self, state: PQNState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, state.obs_normalizer, self._network, self.spec, combined=True)
+    def _network_policy(self, state: PQNState, variables: Variables) -> NetworkPolicy:
+        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, combined=True)
 
     @property
     def _network(self) -> Network:

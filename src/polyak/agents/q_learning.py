@@ -126,12 +126,12 @@ class QAgent(TargetSettings, OffPolicyAgent):
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest value."""
         self.check_state("policy", state)
-        return Greedy(self._network_policy(state))
+        return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
         self.check_state("collect_policy", state)
-        policy, env_steps = self._network_policy(state), state.env_steps
+        policy, env_steps = self._network_policy(state, state.copies.online), state.env_steps
         explorer = explore(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
         return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
@@ -153,8 +153,8 @@ class QAgent(TargetSettings, OffPolicyAgent):
         temperature = jnp.maximum(value_at(self.temperature, env_steps), jnp.finfo(jnp.float32).tiny)
         return jnp.where(self.has_started(env_steps), temperature, RANDOM_TEMPERATURE)
 
-    def _network_policy(self, state: OffPolicyState) -> NetworkPolicy:
-        return NetworkPolicy(state.copies.online, state.normalizers.obs, self.values_network(), self.spec, combined=True)
+    def _network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy:
+        return NetworkPolicy(variables, state.normalizers.obs, self.values_network(), self.spec, combined=True)
 
     @property
     def _network(self) -> Any:

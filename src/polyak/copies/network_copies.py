@@ -30,6 +30,7 @@ from polyak.ops.gradient_step import (
     clip_to_norm,
     compute_gradient,
     describe_skips,
+    evaluated_params,
     global_norm,
     in_float32,
     non_finite,
@@ -151,6 +152,15 @@ class NetworkCopies:
             ValueError: there is no copy of this name; the message lists those that exist.
         """
         return self.online if name == "online" else cast_like(self._stored(name), self.online)
+
+    def evaluated(self, name: str = "online") -> Variables:
+        """The variables of a copy for evaluation: with the optimizer `schedule_free`, the average of the weights."""
+        is_shared = name == "shared" and self.shared_optimizer
+        variables, state = self.variables(name), self._shared.optimizer_state if is_shared else self.optimizer_state
+        if name != "online" and not is_shared:
+            return variables
+        params = evaluated_params(state, in_float32(variables.params))
+        return cast_like(dataclasses.replace(variables, params=params), variables)
 
     def newest(self) -> Variables:
         """A copy of the most recently trained weights: the shared copy's if there is one, else the online copy's."""

@@ -314,9 +314,15 @@ def check_optimizer(settings: OptimizerSettings) -> None:
     optimizer: Any = settings.optimizer
     if optimizer is None:
         return
+    owner = type(settings).__name__
     if not isinstance(optimizer, optax.GradientTransformation):
-        owner = type(settings).__name__
         raise TypeError(f"{owner}: optimizer must be an optax.GradientTransformation or None, got {optimizer!r}")
+    try:
+        jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), jax.ShapeDtypeStruct((1,), jnp.float32))
+    except Exception as error:  # An optimizer for the parameters of one network may fail here.
+        if isinstance(error, TypeError) and "keyword-only argument" in str(error):
+            wanted = "take gradients, state and params alone, unlike reduce_on_plateau or lbfgs"
+            raise TypeError(f"{owner}: the update of optimizer must {wanted}: {error}") from error
     reason = "has no effect with optimizer=...; leave it out and set it in the optimizer"
     check_unset(settings, (*ADAM_SETTINGS, *RMSPROP_SETTINGS), reason)
 
@@ -330,6 +336,18 @@ def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTre
     expected: Any = jax.tree.structure(jax.eval_shape(optimizer.init, in_float32(params)))
     if str(expected) != str(jax.tree.structure(state)):
         raise ValueError("update: this state was created with another optimizer; create it with agent.init(key)")
+
+
+def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
+    """The parameters to evaluate: the average of `optax.contrib.schedule_free`, if the state has one, else `params`.
+
+    Source: Defazio et al. 2024, arXiv:2405.15682, eq. 5.
+    """
+    kind = optax.contrib.ScheduleFreeState
+    states = [s for s in jax.tree.leaves(optimizer_state, is_leaf=lambda s: isinstance(s, kind)) if isinstance(s, kind)]
+    if len(states) != 1 or jax.tree.structure(states[0].z) != jax.tree.structure(params):
+        return params
+    return optax.contrib.schedule_free_eval_params(states[0], params)
 
 
 def adam(
