@@ -200,7 +200,12 @@ CASES = {
     "KL penalty": KL,
     "KL cutoff": CUTOFF | {"clip_range": None},
     "L2": {"l2_policy": 0.3, "l2_value": 0.1, "normalize_advantage": None},
-    "Monte Carlo": {"advantages": "monte_carlo", "value_targets": "monte_carlo", "normalize_advantage": "batch"},
+    "Monte Carlo": {
+        "advantages": "monte_carlo",
+        "value_targets": "monte_carlo",
+        "gae_lambda": 0.95,
+        "normalize_advantage": "batch",
+    },
     "clipped log-probabilities": {"clip_log_prob": 1.0, "clip_range": None},
     "tanh": {"spec": BOX, "squash": True, "ent_coef": 0.1, **KL},
 }

@@ -10,6 +10,8 @@ import pytest
 
 from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import QValues
 from polyak.runs import config_classes
 from polyak.storage.config import from_json, to_json
 
@@ -69,3 +71,25 @@ def test_a_stored_agent_with_a_setting_without_effect_loads():
         agent = make("td3", clip_obs=5.0)
     with pytest.warns(UserWarning, match="TD3: clip_obs=5.0 has no effect"):
         assert from_json(to_json(agent), config_classes()) == agent
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ppo_kl"])
+def test_gae_lambda_warns_where_no_part_of_the_update_uses_it(algorithm):
+    returns = {"advantages": "monte_carlo", "value_targets": "monte_carlo"}
+    said = "gae_lambda=0.5 has no effect with advantages='monte_carlo' and value_targets='monte_carlo'"
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        make(algorithm, gae_lambda=0.5, **returns)
+    make(algorithm, gae_lambda=0.95, **returns)
+    for name, value in returns.items():
+        make(algorithm, gae_lambda=0.5, **{name: value})
+
+
+def test_outputs_of_a_head_warn_in_agents_of_single_values():
+    network = MLP(head=QValues(outputs=7))
+    for algorithm in ("dqn", "pqn"):
+        with pytest.warns(UserWarning, match="outputs=7 of the network's head has no effect, only with C51 and QRDQN"):
+            agent = make(algorithm, network=network)
+        assert agent.network.head.outputs is None
+        dataclasses.replace(agent, gamma=0.5)
+    c51 = make("c51", network=MLP(head=QValues()))
+    assert dataclasses.replace(c51, num_atoms=11).network.head.outputs == 11

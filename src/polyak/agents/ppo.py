@@ -12,10 +12,11 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.copies.follow import Follow
-from polyak.core.checks import check_created_with
+from polyak.core.checks import changed_settings, check_created_with
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, choice, integer, number, setting, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms, Variables
+from polyak.core.warn import warn
 from polyak.learning.batch import (
     Batch,
     Weights,
@@ -131,6 +132,9 @@ class PPO(OnPolicyAgent):
         check_settings(self)
         self._check_together()
         check_sde(self, self._network)
+        if self.advantages == self.value_targets == "monte_carlo" and changed_settings(self, ("gae_lambda",)):
+            others = "advantages='monte_carlo' and value_targets='monte_carlo'"
+            warn(f"{owner}: gae_lambda={self.gae_lambda!r:.80} has no effect with {others}")
 
     def follow(self) -> Follow | None:
         """Return the rule by which the target copy follows the online copy, with `ema_tau`."""

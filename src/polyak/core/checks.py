@@ -140,9 +140,14 @@ def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:
     Raises:
         ValueError: one has another; its name and the reason.
     """
-    for field in dataclasses.fields(settings):
-        if field.name in names and not _is_default(getattr(settings, field.name), field.default):
-            raise ValueError(f"{type(settings).__name__}: {field.name} {reason}")
+    for name in changed_settings(settings, names):
+        raise ValueError(f"{type(settings).__name__}: {name} {reason}")
+
+
+def changed_settings(settings: Any, names: Iterable[str]) -> list[str]:
+    """Return the names of these settings that have other values than their defaults."""
+    fields = [field for field in dataclasses.fields(settings) if field.name in names]
+    return [field.name for field in fields if not _is_default(getattr(settings, field.name), field.default)]
 
 
 def warn_unused(settings: Any) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.printing import text_of
 from polyak.core.spaces import PROBE_ROWS, Discrete, EnvSpec, check_env_spec, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.core.warn import warn
 from polyak.networks.feedforward import BuiltInNetwork, complete
 from polyak.networks.heads import Quantiles, QValues
 from polyak.ops.distributions.combinations import as_discrete
@@ -65,6 +66,8 @@ def q_network_or_default(
     if isinstance(head, Quantiles) and not isinstance(network, QuantileNetwork):
         raise TypeError(f"{owner}: network must have quantiles, such as MLP(), got {network!r}")
     if isinstance(head, QValues) and isinstance(network, BuiltInNetwork) and isinstance(network.head, QValues):
+        if head.outputs is None and network.head.outputs is not None:
+            warn(f"{owner}: outputs={network.head.outputs} of the network's head has no effect, only with C51 and QRDQN")
         return dataclasses.replace(network, head=dataclasses.replace(network.head, outputs=head.outputs))
     return network
 
