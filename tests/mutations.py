@@ -211,6 +211,18 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/off_policy.py",
+        "weight=batch.weight / jnp.where(total > 0, total, 1.0)",
+        "weight=batch.weight / self.batch_size",
+        ("agents/test_dqn_tf_agents.py::test_an_update_through_the_replay_is_theirs_over_the_rows_that_count",),
+    ),
+    Mutation(
+        "replay/uniform.py",
+        "weight=(summed[0] & is_stored).astype(jnp.float32)",
+        "weight=is_stored.astype(jnp.float32)",
+        ("agents/test_dqn_tf_agents.py::test_an_update_through_the_replay_is_theirs_over_the_rows_that_count",),
+    ),
+    Mutation(
+        "agents/off_policy.py",
         "due=is_learning, axis_name=axis_name).priorities",
         "due=False, axis_name=axis_name).priorities",
         ("agents/test_dqn_prioritized.py::test_the_error_of_a_transition_becomes_its_priority",),

@@ -18,6 +18,7 @@ import pytest
 from polyak.agents.c51 import C51
 from polyak.agents.dqn import DQN
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.struct import static, struct
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.ops.losses import huber
 from polyak.ops.schedules import StepCount
@@ -223,6 +224,48 @@ def test_optimizer_steps_and_target_updates(case):
         )
         near(copies.online.params, weights(case, f"w/{step}", "q"))
         near(copies.target.params, weights(case, f"w/{step}", "target_q"))
+
+
+@struct
+class TheirBatch(UniformReplay):
+    """A replay that draws the rows of TF-Agents' first batch."""
+
+    case: str = static(default="")
+
+    def draw(self, state, key, batch_size, num_envs):
+        return jnp.asarray(FILE[f"{self.case}/batch/1"], jnp.int32)
+
+
+def one_step_rollout(case):
+    """The 16 rows as one step of 16 environments; those that only reset begin with a time step that is the last."""
+    data = {name.split("/in/")[1]: FILE[name] for name in FILE.files if name.startswith(f"{case}/in/")}
+    resets, ended = data["step_type"] == LAST, (data["step_type"] != LAST) & (data["next_step_type"] == LAST)
+    terminal, none = data["discount"] == 0, np.zeros(16, bool)
+    time_steps = TimeStep(
+        *(jnp.asarray(np.stack(pair)) for pair in ((data["obs"], data["next_obs"]), (0 * data["reward"], data["reward"]))),
+        *(jnp.asarray(np.stack(pair)) for pair in ((resets, ended & terminal), (none, ended & ~terminal), (none, resets))),
+        jnp.asarray(np.stack([data["mask"], data["next_mask"]])) if "mask" in data else None,
+    )
+    return Rollout(time_steps, jnp.asarray(data["action"])[None])
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.endswith("_sgd")])
+def test_an_update_through_the_replay_is_theirs_over_the_rows_that_count(case):
+    replay = TheirBatch(capacity=32, case=case)
+    one_step = {"num_steps": 1, "batch_size": 8, "updates_per_step": 1 / 16, "learning_starts": 1, "replay": replay}
+    agent = agent_of(case)
+    spec = dataclasses.replace(agent.spec, has_action_mask=f"{case}/in/mask" in FILE.files)
+    agent = dataclasses.replace(agent, spec=spec, **one_step)
+    state = agent.init(jax.random.key(0))
+    target = Variables(weights(case, "w0", "target_q"), {})
+    state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, target=target))
+    state, metrics = jax.jit(agent.update)(state, one_step_rollout(case), jax.random.key(1))
+    # There the mean is over all 8 rows, here over those of a transition; the step of SGD is in proportion.
+    ratio = 1 / float(np.mean(FILE[f"{case}/in/step_type"][FILE[f"{case}/batch/1"]] != LAST))
+    assert int(state.updates) == 1
+    np.testing.assert_allclose(metrics["train/loss"], FILE[f"{case}/step/1/loss"] * ratio, **NEAR)
+    first, theirs = (weights(case, when, "q") for when in ("w0", "w/1"))
+    near(state.copies.online.params, jax.tree.map(lambda a, b: a + (b - a) * ratio, first, theirs))
 
 
 def near(got, wanted):
