@@ -344,8 +344,11 @@ def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
     Source: Defazio et al. 2024, arXiv:2405.15682, eq. 5.
     """
     kind = optax.contrib.ScheduleFreeState
-    states = [s for s in jax.tree.leaves(optimizer_state, is_leaf=lambda s: isinstance(s, kind)) if isinstance(s, kind)]
-    if len(states) != 1 or jax.tree.structure(states[0].z) != jax.tree.structure(params):
+    states: list[Any] = [
+        s for s in jax.tree.leaves(optimizer_state, is_leaf=lambda s: isinstance(s, kind)) if isinstance(s, kind)
+    ]
+    structures: Any = [jax.tree.structure(tree) for tree in (params, *(state.z for state in states))]
+    if len(states) != 1 or structures[0] != structures[1]:
         return params
     return optax.contrib.schedule_free_eval_params(states[0], params)
 

@@ -40,8 +40,8 @@ class StepCount:
         array = jnp.asarray(count)
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return cls(array.astype(jnp.uint32), jnp.zeros(array.shape, jnp.uint32))
-        high = jnp.floor(array / 2.0**32)  # Exact, as is the rest: a power of two divides.
-        return cls((array - high * 2.0**32).astype(jnp.uint32), high.astype(jnp.uint32))
+        upper = jnp.floor(array / 2.0**32)  # Exact, as is the rest: a power of two divides.
+        return cls((array - upper * 2.0**32).astype(jnp.uint32), upper.astype(jnp.uint32))
 
     def __add__(self, more: UInt32[Array, ""]) -> "StepCount":
         low = self.low + more
