@@ -155,10 +155,8 @@ class NetworkCopies:
 
     def evaluated(self, name: str = "online") -> Variables:
         """The variables of a copy for evaluation: with the optimizer `schedule_free`, the average of the weights."""
-        is_shared = name == "shared" and self.shared_optimizer
-        variables, state = self.variables(name), self._shared.optimizer_state if is_shared else self.optimizer_state
-        if name != "online" and not is_shared:
-            return variables
+        variables, shared = self.variables(name), self.shared
+        state = {"online": self.optimizer_state, "shared": shared and shared.optimizer_state}.get(name)
         params = evaluated_params(state, in_float32(variables.params))
         return cast_like(dataclasses.replace(variables, params=params), variables)
 

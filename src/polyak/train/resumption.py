@@ -115,9 +115,7 @@ def resume(
             check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every)
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
                 require_source(made)
-            config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
-            for sentence in ended_schedules(run, config):
-                warn(f"polyak.resume: {sentence}")
+            config = _with_env_steps(run, config, env_steps)
             training = prepare_resumption(run, config, made, force=force, learners=group, progress=progress)
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
@@ -233,6 +231,14 @@ def prepare_resumption(
         # They restore it themselves.
         start = Start(env_steps=start.env_steps)
     return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
+
+
+def _with_env_steps(run: Run, config: RunConfig, env_steps: int | None) -> RunConfig:
+    """The config with this length of the training; warns of schedules that have ended."""
+    config = dataclasses.replace(config, env_steps=env_steps or config.env_steps)
+    for sentence in ended_schedules(run, config):
+        warn(f"polyak.resume: {sentence}")
+    return config
 
 
 def ended_schedules(run: Run, config: RunConfig) -> list[str]:
