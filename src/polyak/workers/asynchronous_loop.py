@@ -32,19 +32,19 @@ class SharesGradients(Protocol):
     """An agent whose update has two halves, the gradients of a worker and their step by a receiver."""
 
     def share(self, state: Any, num_workers: int, *, shared_optimizer: bool = True) -> tuple[Any, Any]:
-        """The state of the receiver, and the counts of its workers."""
+        """Return the state of the receiver, and the counts of its workers."""
         ...
 
     def unshare(self, state: Any, senders: Any) -> Any:
-        """The state of the receiver as one of `Agent.init`."""
+        """Convert the state of the receiver to a state of `Agent.init`."""
         ...
 
     def worker_state(self, state: Any) -> Any:
-        """What a worker pulls."""
+        """Return the part of the receiver's state that a worker pulls."""
         ...
 
     def gradients(self, state: Any, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Any]:
-        """The gradients of a rollout's loss, and what else the receiver needs of it."""
+        """Return the gradients of a rollout's loss, and a summary for the receiver."""
         ...
 
     def receive(
@@ -75,28 +75,28 @@ def train_asynchronously(
     env_steps_done: int = 0,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
-    """Train until the rollouts whose gradients arrived have `env_steps` valid transitions.
+    """Train until the workers' gradients cover `env_steps` valid transitions.
 
     Every worker pulls the newest weights, collects a rollout, and pushes its gradients, without waiting for the others. The
-    order in which they arrive decides, so two runs differ. Callbacks and the result get the state of the host loop, with the
-    shared weights as online copy: each of the two loops continues what the other began.
+    order in which gradients arrive varies, so two runs differ. Callbacks and the result get the state of the host loop, with
+    the shared weights as online copy, so each of the two loops can resume a run of the other.
 
     Args:
         agent: an agent whose update has two halves (`A2C`, `IMPALA`).
-        envs: the workers' environments, with the options of their pushes.
-        env_steps: valid transitions in all, including `env_steps_done`.
+        envs: the workers' environments, with the options for pushes.
+        env_steps: total number of valid transitions, including `env_steps_done`.
         key: source of all randomness.
         callbacks: called at every report.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
-        resume_from: the state of a stopped run; copied, unless `donate` takes its arrays. Own optimizers of workers all start
-            from its one.
+        resume_from: the state of a stopped run; copied, unless `donate` takes its arrays. If each worker has its own optimizer,
+            all of these optimizers start from the optimizer state of this argument.
         env_steps_done: env_steps that the stopped run had completed.
         should_stop: called while waiting for workers; True ends the training.
 
     Raises:
-        TypeError: the agent has no such halves.
-        ValueError: it does not fit the environments.
-        Exception: what is raised in a worker.
+        TypeError: the agent does not implement `SharesGradients`.
+        ValueError: the agent does not fit the environments.
+        Exception: an exception raised in a worker.
         TrainingDiverged: see `Agent.diagnose`.
     """
     target = Target(env_steps, report_every)
@@ -137,16 +137,16 @@ def train_asynchronously(
             since_report = {}
             stopped = "request" if should_stop() else None if go_on else "callback"
     if since_report:
-        # It was stopped while it waited.
+        # Training was stopped while waiting for a worker.
         reporter.report({**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, senders), callbacks)
     return reporter.result(pushes.loop_state(state, senders), stopped if reporter.env_steps < env_steps else None)
 
 
 def check_shares_gradients(agent: Agent) -> SharesGradients:
-    """The agent, whose update has two halves.
+    """Return the agent, checked to implement `SharesGradients`.
 
     Raises:
-        TypeError: it has not.
+        TypeError: the agent does not implement `SharesGradients`.
     """
     if not isinstance(agent, SharesGradients):
         raise TypeError(f"train: {type(agent).__name__} sends no gradients; use A2C or IMPALA, or workers that send rollouts")
@@ -157,8 +157,8 @@ class _Pushes:
     """The pushes of workers, as they arrive.
 
     Attributes:
-        version: of the shared weights that workers pull next.
-        invalid: results of workers so far that were no push, or not the one that was asked for.
+        version: version of the shared weights that workers pull next.
+        invalid: number of results so far that were no push, or not the requested push.
     """
 
     def __init__(self, agent: Any, group: WorkerGroup, state: Any, loop_state: LoopState) -> None:
@@ -175,7 +175,7 @@ class _Pushes:
         task = GradientTask(agent, template, packing, self._result, str(jax.random.key_impl(self._key)))
         self._pack = jax.jit(lambda state: packing.pack(agent.worker_state(state)))
         self._bits = jax.jit(partial(_key_bits, jax.random.split(self._key, 3)[2]))
-        # Above those of a run that is continued, whose keys are not used again.
+        # A resumed run starts above its earlier numbers, so that no key is used twice.
         self._first_number = int(loop_state.iteration)
         self._numbers = [self._first_number] * group.num_workers
         self._requested = [0] * group.num_workers
@@ -190,13 +190,13 @@ class _Pushes:
             group.supervisor.request(worker, "prepare", task, part, own_carry)
 
     def pull(self, state: Any) -> None:
-        """Let workers pull these weights from now on."""
+        """Publish these weights to the workers' next requests."""
         self.version = int(state.copies.shared.version)
         weights = {dtype: np.asarray(vector) for dtype, vector in self._pack(state).items()}
         self._weights = self._group.supervisor.engine.share(weights)
 
     def request(self, worker: int) -> None:
-        """Ask a worker for the gradients of its next rollout, with the newest weights."""
+        """Request the gradients of a worker's next rollout, with the newest weights."""
         self._numbers[worker] += 1
         number = self._numbers[worker]
         bits = np.asarray(self._bits(np.uint32(worker), np.uint32(number)))
@@ -204,7 +204,7 @@ class _Pushes:
         self._group.supervisor.request(worker, "gradients", number, self.version, self._weights, bits)
 
     def next(self, should_stop: Callable[[], bool]) -> tuple[int, WorkerGradients | None]:
-        """The next push that arrives, and its worker; None if training should stop."""
+        """Return the next worker and its push, or None as the push if training should stop."""
         start = time.monotonic()
         while not self._waiting:
             if should_stop():
@@ -216,20 +216,20 @@ class _Pushes:
         return self._waiting.pop(0)
 
     def note_learned(self, result: WorkerGradients, version: int) -> None:
-        """Note that a push was applied to the shared weights of this version, or dropped, and the next one requested."""
+        """Record the times and the staleness of a push that was applied to this version of the weights, or dropped."""
         self._times.updated += time.monotonic() - self._learning_since
         self._times.add([result.seconds], [version - result.version])
 
     def halves(self, result: WorkerGradients) -> Any:
-        """The gradients and their summary.
+        """Unpack the gradients and their summary.
 
         Raises:
-            ValueError: their arrays are others.
+            ValueError: the arrays have other dtypes or lengths.
         """
         return jax.tree.unflatten(self._halves_tree, self._result.unpack(result.halves))
 
     def judge(self, worker: int, senders: Any) -> Any:
-        """Count the last push as a success of its worker if it was not rejected; replace a worker with too many in a row."""
+        """Record whether a worker's push was accepted; replace a worker after `max_bad` rejected pushes in a row."""
         rejected_in_a_row, max_bad = int(senders.rejected_in_a_row[worker]), self._group.options.max_bad
         if not rejected_in_a_row:
             self._group.supervisor.accept(worker)
@@ -239,7 +239,7 @@ class _Pushes:
         return senders.readmit(worker)
 
     def replace(self, worker: int, reason: str, error: Exception | None = None) -> None:
-        """Start a worker again, in new episodes; the error is what it raised."""
+        """Restart a worker in new episodes; `error` is the exception that the worker raised."""
         state = self._group.states[worker]
         # Another seed at each failure: equal episodes would fail again.
         seed = seed_of_new_episodes(state.seed, self._numbers[worker] + 1)
@@ -247,12 +247,12 @@ class _Pushes:
         self._group.supervisor.fail(worker, reason, error)
 
     def metrics(self) -> dict[str, float]:
-        """What the workers did since the last report."""
+        """Metrics of the workers since the last report."""
         times, self._times = self._times.metrics(), RolloutTimes(self._group.num_workers)
         return times | {"pushes/invalid": float(self.invalid)} | self._group.metrics()
 
     def loop_state(self, state: Any, senders: Any) -> LoopState:
-        """The state of the host loop, with the shared weights as online copy, in buffers that no later push takes."""
+        """The state of the host loop, with the shared weights as online copy, in buffers that no later push reuses."""
         states: list[Any] = self._group.states
         time_step = jax.tree.map(jnp.asarray, join([one.time_step for one in states]))
         carry, episodes = jax.tree.map(jnp.asarray, join([one.carry for one in states]))
@@ -287,7 +287,7 @@ class _Pushes:
             self._waiting.append((worker, result))
 
     def _problem(self, worker: int, result: Any) -> str | None:
-        """What is wrong with what a worker returned, or None; NaN and infinity are the receiver's to reject."""
+        """Describe the first error in a worker's result, or return None; the receiver rejects NaN and infinity."""
         if not isinstance(result, WorkerGradients):
             return f"a WorkerGradients was expected, got {type(result).__name__}"
         if result.number != self._numbers[worker]:
@@ -308,7 +308,7 @@ class _Pushes:
 
 
 def _gradients_of_nothing(agent: Any, own: Any, first: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:
-    """The gradients of a rollout, only traced for their shapes."""
+    """Compute the gradients of a constant rollout; traced only, for their shapes."""
     step = agent.collect_policy(own).action(first, carry, key)
 
     def stacked(tree: PyTree, steps: int) -> PyTree:
@@ -324,6 +324,6 @@ def _key_bits(key: PRNGKeyArray, worker: Array, number: Array) -> Array:
 
 
 def _counts(senders: Any) -> Mapping[str, float]:
-    """How many pushes were applied, dropped as too old, and rejected so far; workers send none twice."""
+    """Number of pushes that were applied, dropped as too old, and rejected so far; workers send no push twice."""
     names = ("applied", "stale", "rejected")
     return {f"pushes/{name}": float(np.sum(getattr(senders, name))) for name in names}

@@ -18,14 +18,14 @@ from polyak.workers.packing import Packing
 
 @dataclass(frozen=True)
 class GradientTask:
-    """What a worker needs to compute gradients.
+    """The agent and the array layouts with which a worker computes gradients.
 
     Attributes:
-        agent: with `collect_policy(state)` and `gradients(state, rollout, key)`.
-        state: what the worker pulls, whose leaves are replaced by those of each request.
-        packing: where these stand in the request's vectors.
-        result: where the gradients and their summary stand in the vectors that the worker returns.
-        key_impl: the implementation of the keys.
+        agent: an agent with `collect_policy(state)` and `gradients(state, rollout, key)`.
+        state: a template of the pulled state; each request replaces its leaves.
+        packing: layout of the leaves in the vectors of a request.
+        result: layout of the gradients and their summary in the vectors that the worker returns.
+        key_impl: implementation of the random keys.
     """
 
     agent: Any
@@ -40,15 +40,15 @@ class WorkerGradients:
     """The gradients of one rollout.
 
     Attributes:
-        number: which rollout of this worker it was, from 1.
-        version: of the weights whose gradients these are.
+        number: number of the rollout, counted from 1 for each worker.
+        version: version of the weights for which the gradients were computed.
         halves: the gradients and their summary, as vectors by dtype.
-        finished: episodes that ended.
-        info_sums: what the environments reported.
+        finished: totals of the episodes that ended.
+        info_sums: sums of the values that the environments reported in `info`.
         snapshot: the environments' state after the rollout, by `pack_snapshot`, or None.
-        time_step: the last one.
-        carry: the policy's, and the running returns of episodes.
-        seconds: how long it took.
+        time_step: the last time step of the rollout.
+        carry: the policy's carry, and the running returns of episodes.
+        seconds: duration of the rollout and its gradients.
     """
 
     number: int
@@ -76,14 +76,14 @@ class GradientPrograms:
         """Pull the weights, collect a rollout, and compute the gradients of its loss.
 
         Args:
-            vectors: the weights, and what else the worker pulls.
-            bits: of the key.
+            vectors: the state that the worker pulls, packed.
+            bits: bits of the random key.
             env: the environments.
-            time_step: their last one.
-            carry: the policy's, and the running returns of episodes.
+            time_step: the last time step of the environments.
+            carry: the policy's carry, and the running returns of episodes.
 
         Returns:
-            Gradients and summary as vectors, finished episodes, reported values, and where the environments are now.
+            Gradients and summary as vectors, totals of finished episodes, sums of `info`, last time step, and carry.
         """
         state = jax.device_put(jax.tree.unflatten(self._structure, self.task.packing.unpack(vectors)))
         key = jax.random.wrap_key_data(jnp.asarray(bits), impl=self.task.key_impl)

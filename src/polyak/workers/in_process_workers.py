@@ -7,7 +7,7 @@ from polyak.workers.rollout_worker import RolloutWorker
 
 
 class InProcessWorkers:
-    """An `Engine` whose calls return when they are made."""
+    """An `Engine` whose calls run at once."""
 
     def __init__(self) -> None:
         self._workers: list[RolloutWorker] = []
@@ -23,15 +23,15 @@ class InProcessWorkers:
         return _Call(getattr(handle, method)(*arguments))
 
     def share(self, value: Any) -> Any:
-        """The value."""
+        """Return the value itself."""
         return value
 
     def wait(self, calls: Sequence["_Call"], seconds: float) -> Sequence["_Call"]:
-        """All of them."""
+        """Return all calls."""
         return calls
 
     def result(self, call: "_Call") -> Any:
-        """What the call returned."""
+        """Return the result of the call."""
         return call.result
 
     def end(self, handle: RolloutWorker) -> None:
@@ -40,7 +40,7 @@ class InProcessWorkers:
         self._workers.remove(handle)
 
     def shortage(self) -> str:
-        """Nothing is missing."""
+        """Return an empty text: no resource is missing."""
         return ""
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A group of learners: processes that train as one, and are started again together when one of them dies.
 
-It knows nothing of training: a function is called in each process, and can go on from what it has saved.
+The group is independent of training: each process calls a function, which can resume from what it has saved.
 """
 
 import pickle
@@ -29,31 +29,31 @@ MAX_STARTS = 3
 """Starts after which training ends if the learners have never found each other: the address or the machines may be wrong."""
 
 LearnerFunction: TypeAlias = Callable[[int, Callable[[], bool], Callable[[Any], None]], Any]
-"""`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the one that started it.
+"""`function(rank, should_stop, note)`, called in each process; `note(value)` sends a value to the parent process.
 
-Calling `should_stop()` also tells that process that the training goes on."""
+A call of `should_stop()` also tells the parent process that training is making progress."""
 
 LOOPBACK = "127.0.0.1"
 
 POLL_SECONDS = 0.05
-"""How long the death of a learner may go unnoticed."""
+"""Longest time in seconds until the death of a learner is noticed."""
 
 GRACE_SECONDS = 5.0
-"""How long, beyond the heartbeat, the death of another learner may take to explain an error of JAX."""
+"""Seconds beyond the heartbeat in which the death of another learner may still explain an error of JAX."""
 
 STOP_SECONDS = 2.0
-"""How long learners that are asked to stop may take to find each other; the command line ends them after 4.5 s."""
+"""Seconds in which learners that are asked to stop may still connect; the command line ends them after 4.5 s."""
 
 END_SECONDS = 5.0
-"""How long a process that was killed may take to end."""
+"""Seconds in which a killed process must end."""
 
 
 class LearnerLost(Exception):
     """A learner died.
 
     Attributes:
-        rank: its number.
-        reason: how it ended.
+        rank: number of the learner.
+        reason: clause that says how the learner ended.
         has_joined: whether the group was complete.
     """
 
@@ -63,9 +63,9 @@ class LearnerLost(Exception):
 
 
 class StoppedBeforeStart(Exception):
-    """Training was asked to stop before it began: workers had not started, or learners had not found each other.
+    """A stop was requested before training began: workers had not started, or learners had not connected.
 
-    Also while a learner that had died was started again.
+    Raised during a restart of the learners too.
     """
 
 
@@ -74,14 +74,14 @@ class Learners:
     """Processes that train together, and how they are watched.
 
     Attributes:
-        number: how many; they share the devices, and so the environments, equally.
-        restarts: how many times the group may be started again.
-        heartbeat: seconds without a sign of life after which a learner is dead to the others.
-        start_timeout: seconds that the start of the group may take.
-        address: of a Ray cluster, such as `"auto"`, which has this machine, and another one for every other learner; None
-            starts all on this machine.
-        timeout: seconds that a chunk of iterations may take, an evaluation included, before the group counts as hung and is
-            started again. The first chunk, which compiles, has no limit.
+        number: number of learners; the devices and the environments are split equally over the learners.
+        restarts: maximum number of restarts of the group.
+        heartbeat: seconds without a heartbeat after which the other learners treat a learner as dead.
+        start_timeout: maximum seconds for the start of the group.
+        address: address of a Ray cluster, such as `"auto"`, to which this machine and one machine for each other learner
+            belong; None starts all learners on this machine.
+        timeout: maximum seconds for a chunk of iterations, including an evaluation, before the group is treated as hung and
+            restarted. The first chunk, which compiles, has no limit.
     """
 
     number: int
@@ -108,27 +108,27 @@ class Learner(Protocol):
     """A process of a group, here or on another machine.
 
     Attributes:
-        has_joined: it is known to have found the others.
-        messages: number of messages received from it.
+        has_joined: the learner has reported that it is connected to the other learners.
+        messages: number of messages received from the learner.
     """
 
     has_joined: bool
     messages: int
 
     def poll(self) -> LearnerEnd | str | None:
-        """What came of it, or a sentence about how it died; None while it runs."""
+        """Return the end of the learner, or a clause that says how it died; None while it runs."""
         ...
 
     def ask_to_stop(self) -> None:
-        """Let it stop in order."""
+        """Ask the learner to stop after its current chunk."""
         ...
 
     def kill(self) -> None:
-        """End it now; a second call does nothing."""
+        """Kill the learner; a second call does nothing."""
         ...
 
     def notes(self) -> Sequence[Any]:
-        """What it has noted, also before it was killed."""
+        """Return the values that the learner has sent, also before it was killed."""
         ...
 
 
@@ -136,7 +136,7 @@ class LocalLearner:
     """A learner on this machine, which ends with this process.
 
     Args:
-        start: what it is made of.
+        start: settings of the learner process.
     """
 
     def __init__(self, start: LearnerStart) -> None:
@@ -145,7 +145,7 @@ class LocalLearner:
         self._connection, remote = Pipe()
         first = start.rank == 0
         self._log: IO[bytes] | None = None if first else tempfile.TemporaryFile()  # noqa: SIM115  (closed by `kill`)
-        # A session of its own: Ctrl-C is for the process that started it.
+        # A new session: only the parent process handles Ctrl-C.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "polyak.workers.learner_process", str(remote.fileno())],
             pass_fds=[remote.fileno()],
@@ -159,15 +159,15 @@ class LocalLearner:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the learner."""
         return self._process.pid
 
     def poll(self) -> LearnerEnd | str | None:
-        """What came of it, or a sentence about how it died; None while it runs."""
+        """Return the end of the learner, or a clause that says how it died; None while it runs."""
         try:
             while self._connection.poll():
                 data = self._connection.recv_bytes()
-                # Bytes of a process that this one has started.
+                # Trusted bytes: from a child of this process.
                 message = None if data in (JOINED, TRAINING) else pickle.loads(data)
                 if isinstance(message, LearnerEnd):
                     return message
@@ -180,25 +180,25 @@ class LocalLearner:
         return None
 
     def ask_to_stop(self) -> None:
-        """Let it stop in order."""
+        """Ask the learner to stop after its current chunk."""
         try:
             self._connection.send_bytes(STOP)
         except OSError:
-            return  # It has ended, which `poll` reports.
+            return  # The learner has ended, which `poll` reports.
 
     def kill(self) -> None:
-        """End it now; a second call does nothing."""
+        """Kill the learner; a second call does nothing."""
         self._process.kill()
         self._process.wait()
         if not self._connection.closed:
-            # Takes the notes that are still in the pipe.
+            # Reads the notes that are still in the pipe.
             self.poll()
             self._connection.close()
         if self._log is not None:
             self._log.close()
 
     def notes(self) -> Sequence[Any]:
-        """What it has noted, also before it was killed."""
+        """Return the values that the learner has sent, also before it was killed."""
         return self._notes
 
     def _describe_end(self) -> str:
@@ -218,8 +218,8 @@ def start_here(function: LearnerFunction, devices: int, learners: Learners) -> l
 
     Args:
         function: see `LearnerFunction`.
-        devices: of all processes together.
-        learners: how many there are.
+        devices: number of devices of all processes together.
+        learners: options of the group.
     """
     coordinator, pickled = f"{LOOPBACK}:{free_port(LOOPBACK)}", cloudpickle.dumps(function)
     limits = (learners.heartbeat, learners.start_timeout)
@@ -227,7 +227,7 @@ def start_here(function: LearnerFunction, devices: int, learners: Learners) -> l
     try:
         for rank in range(learners.number):
             share = devices // learners.number
-            # Without this each would take the first accelerators of the machine.
+            # By default each learner would use the first accelerators of the machine.
             own = list(range(rank * share, (rank + 1) * share))
             start = LearnerStart(rank, learners.number, coordinator, share, *limits, list(sys.path), pickled, own)
             group.append(LocalLearner(start))
@@ -248,25 +248,25 @@ def run_group(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
-    """The result of the first learner of a group, which is started again whenever one of its learners dies.
+    """Run a group of learners, restarting all of them when one dies; returns the result of the first learner.
 
-    It is started again at once, and later if it dies again and again without progress; not after three starts if the learners
-    have never found each other.
+    The first restart is immediate; repeated restarts without progress wait longer. The group is not restarted after three
+    starts in which the learners have never connected.
 
     Args:
         start: starts all learners.
-        options: how it is watched.
-        progress: grows with what the learners save, and a new group goes on from.
-        on_event: called with every death.
-        on_note: called with what learners have noted, when their group has ended.
+        options: options of the group.
+        progress: returns a number that grows with every checkpoint from which a new group can resume.
+        on_event: called with an event for every death.
+        on_note: called with each noted value, when the group has ended.
         should_stop: True asks the first learner to stop.
-        clock: in seconds.
-        sleep: waits for so many seconds.
+        clock: monotonic clock in seconds.
+        sleep: function that waits for a number of seconds.
 
     Raises:
-        RuntimeError: no restart is left, or the learners do not find each other.
-        StoppedBeforeStart: it should stop, and no group trains.
-        Exception: what a learner raised, of its type.
+        RuntimeError: no restart is left, or the learners do not connect.
+        StoppedBeforeStart: a stop was requested while no group trains.
+        Exception: an exception that a learner raised, with its type.
     """
     restarts = failures = 0
     saved, was_complete = progress(), False
@@ -311,13 +311,14 @@ def _watch(
     """Wait for the first learner's result.
 
     Raises:
-        LearnerLost: one died, or one hangs, so that the first one waits for it.
-        StoppedBeforeStart: it should stop, and the learners do not find each other.
-        Exception: what one raised; where it may follow from a death, only if none is noticed for a while.
+        LearnerLost: a learner died, or hangs, so that the first learner waits for it.
+        StoppedBeforeStart: a stop was requested, and the learners do not connect.
+        Exception: an exception that a learner raised. An exception that the death of another learner may explain is raised only
+            if no death is noticed for a while.
     """
     ends: dict[int, LearnerEnd] = {}
     deadline = stop_at = hung_at = float("inf")
-    received = 1  # that it has joined
+    received = 1  # the message JOINED
     while True:
         if should_stop() and stop_at == float("inf"):
             stop_at = clock() + STOP_SECONDS
@@ -359,7 +360,7 @@ def _kill(group: Sequence[Learner]) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port of this machine on which nobody listens."""
+    """Return a free port of this machine."""
     with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as bound:
         bound.bind((host, 0))
         port: int = bound.getsockname()[1]

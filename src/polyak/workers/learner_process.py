@@ -1,7 +1,7 @@
 """A learner: one of several processes that train together, `python -m polyak.workers.learner_process DESCRIPTOR`.
 
-It receives what to do over a socket of the process that started it, joins the others by `jax.distributed`, and sends back what
-came of it. It ends when that socket closes: nothing is left of it whatever ends the process that started it.
+A learner receives its task over a socket from the parent process, connects to the other learners by `jax.distributed`, and
+sends back its result. A learner ends when the socket closes, so no learner outlives the parent process.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ MESSAGE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LearnerStart:
-    """What a learner is made of.
+    """The settings of a learner process.
 
     Attributes:
-        rank: its number, from 0, which is the one that writes.
-        learners: how many there are.
-        coordinator: host and port at which the first one listens for the others.
-        devices: of each; on a CPU it gets as many.
-        accelerators: which accelerators of its machine a learner uses, by number; None are all of them.
-        heartbeat: seconds without a sign of life after which a learner is dead to the others.
-        start_timeout: seconds that the start of all may take.
-        paths: where to import modules from.
+        rank: number of the learner, from 0; only learner 0 writes files.
+        learners: number of learners.
+        coordinator: host and port at which learner 0 listens for the other learners.
+        devices: number of devices of each learner; also the number of CPU devices that JAX creates.
+        accelerators: numbers of the accelerators of the machine that the learner uses; None uses all.
+        heartbeat: seconds without a heartbeat after which the other learners treat a learner as dead.
+        start_timeout: maximum seconds until all learners are connected.
+        paths: entries for `sys.path`.
         function: called as `function(rank, should_stop, note)`, pickled by cloudpickle.
     """
 
@@ -56,13 +56,13 @@ class LearnerStart:
 
 @dataclass(frozen=True)
 class LearnerEnd:
-    """What came of a learner.
+    """The result of a learner, or the exception that ended it.
 
     Attributes:
-        result: of its function.
-        failure: the exception that ended it, or None.
-        may_be_loss: whether the exception may follow from the death of another learner.
-        has_joined: whether it found the others.
+        result: the return value of the learner's function.
+        failure: the exception that ended the learner, or None.
+        may_be_loss: the exception may be a consequence of the death of another learner.
+        has_joined: the learner was connected to the other learners.
     """
 
     result: Any = None
@@ -73,15 +73,15 @@ class LearnerEnd:
 
 @dataclass(frozen=True)
 class LearnerNote:
-    """What a learner says while it learns."""
+    """A value that a learner sends while it trains."""
 
     value: Any
 
 
 def main() -> None:
-    """Learn, send the end, and wait to be ended: the others may still need this process."""
+    """Train, send the result, and wait to be killed: the other learners may still need this process."""
     connection = Connection(int(sys.argv[1]))
-    # Bytes of the process that started this one.
+    # Trusted bytes: from the parent process.
     start: LearnerStart = pickle.loads(connection.recv_bytes())
     stop = threading.Event()
     threading.Thread(target=_listen, args=(connection, stop), daemon=True).start()
@@ -120,9 +120,9 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool], connection: Con
     sent_at = time.monotonic()
 
     def check_stop() -> bool:
-        """Whether to stop. The loop calls it after each chunk of iterations, so it also tells that the loop goes on."""
+        """Return True if training should stop; each call, one per chunk, also reports that the loop makes progress."""
         nonlocal sent_at
-        # A process that reads nothing, as in a debugger, must not block the training.
+        # A parent process that reads nothing, such as one in a debugger, must not block the training.
         if start.rank == 0 and time.monotonic() - sent_at >= MESSAGE_SECONDS and select.select([], [connection], [], 0)[1]:
             sent_at = time.monotonic()
             connection.send_bytes(TRAINING)
@@ -133,7 +133,7 @@ def _learn(start: LearnerStart, should_stop: Callable[[], bool], connection: Con
         function = pickle.loads(start.function)
         return LearnerEnd(result=function(start.rank, check_stop, note))
     except Exception as error:
-        # What JAX raises when a connection breaks has the type of all its other errors.
+        # JAX raises the same type when a connection breaks as for its other errors.
         return LearnerEnd(failure=Failure.of(error), may_be_loss=isinstance(error, jax.errors.JaxRuntimeError))
 
 
@@ -145,7 +145,7 @@ def _listen(connection: Connection, stop: threading.Event) -> None:
 
 
 def _hide_output_of_libraries() -> None:
-    """Let only Python print: Gloo reports every connection, and XLA the death of another learner with a stack trace."""
+    """Hide the output of C++ libraries: Gloo reports every connection, and XLA every death of a learner with a stack trace."""
     sys.stdout, sys.stderr = (os.fdopen(os.dup(stream), "w", buffering=1, encoding="utf-8") for stream in (1, 2))
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
@@ -154,7 +154,7 @@ def _hide_output_of_libraries() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that what is sent has the same classes on both sides.
+    # Imported by its name, so that pickled classes are the same in both processes.
     from polyak.workers import learner_process
 
     learner_process.main()

@@ -1,4 +1,4 @@
-"""The leaves of a tree as one vector per dtype, which travels to other processes faster than many small arrays."""
+"""Packs the leaves of a tree into one vector per dtype, which is sent to other processes faster than many small arrays."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from jaxtyping import Array
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the leaves stand in the vectors; plain data.
+    """The layout of a tree's leaves in the packed vectors; plain data.
 
     Attributes:
-        shapes: of the leaves; of the numbers that a key consists of.
-        dtypes: their names.
-        key_impls: the implementation of a leaf that is a key, else None.
+        shapes: shapes of the leaves; for a random key, the shape of its key data.
+        dtypes: names of the dtypes of the leaves.
+        key_impls: implementation of each leaf that is a random key, else None.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -28,23 +28,23 @@ class Packing:
 
     @classmethod
     def of(cls, tree: Any) -> "Packing":
-        """For trees like this one, of arrays or their shapes."""
+        """Create the layout for trees like this tree of arrays or `ShapeDtypeStruct`s."""
         leaves = [jax.eval_shape(_as_numbers, leaf) for leaf in jax.tree.leaves(tree)]
         impls = [str(jax.random.key_impl(leaf)) if _is_key(leaf) else None for leaf in jax.tree.leaves(tree)]
         return cls(tuple(x.shape for x in leaves), tuple(x.dtype.name for x in leaves), tuple(impls))
 
     def pack(self, tree: Any) -> dict[str, Array]:
-        """The vectors by dtype; traceable."""
+        """Return one vector per dtype; traceable."""
         parts: dict[str, list[Array]] = {}
         for leaf, dtype in zip(jax.tree.leaves(tree), self.dtypes, strict=True):
             parts.setdefault(dtype, []).append(_as_numbers(leaf).ravel())
         return {dtype: jnp.concatenate(leaves) for dtype, leaves in parts.items()}
 
     def unpack(self, vectors: Mapping[str, npt.NDArray[Any]]) -> Sequence[Any]:
-        """The leaves, views of the vectors; keys are wrapped by JAX.
+        """Return the leaves as views of the vectors; keys are wrapped by JAX.
 
         Raises:
-            ValueError: the vectors are others, or have other dtypes or lengths.
+            ValueError: the vectors have other names, dtypes or lengths.
         """
         sizes = dict.fromkeys(self.dtypes, 0)
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):

@@ -1,8 +1,8 @@
-"""A private Ray of one training, in a process of its own: `python -m polyak.workers.ray_head CPUS STORE_BYTES DIRECTORY`.
+"""The process of a private Ray of one training run: `python -m polyak.workers.ray_head CPUS STORE_BYTES DIRECTORY`.
 
 Ray starts its daemons by a fork, which must not happen in a process where JAX runs. This process starts them on loopback,
-prints their address as a line of JSON, and ends them, their files and itself when its standard input closes: nothing is left
-of them whatever ends the training.
+prints their address as a line of JSON, and ends the daemons, their files and itself when its standard input closes, so
+nothing is left behind however the training process ends.
 """
 
 import json
@@ -16,39 +16,39 @@ from typing import Any
 CLOSE_SECONDS = 2.0
 
 LOOK_SECONDS = 0.5
-"""Between checks that Ray's daemons are there."""
+"""Seconds between checks that Ray's daemons are alive."""
 
 FINAL = (ImportError, AttributeError, TypeError, ValueError)
-"""Exceptions that another try repeats: of an installation, or of settings. Where a machine is slow, Ray raises others."""
+"""Exceptions of a wrong installation or wrong settings, which a retry repeats. Ray raises others on a slow machine."""
 
 SETTINGS = {
     # Results of up to 1 MB travel in the answer to the call, which is faster than the store; Ray's own limit is a tenth.
     "max_direct_call_object_size": 1_000_000,
-    # What processes of workers import while Ray still starts.
+    # Imported by worker processes while Ray still starts.
     "preload_python_modules": ["polyak.workers.ray_workers", "polyak.envs.parts"],
-    # Nobody looks at them: a record of every call (250 MB in ten minutes), and statistics, which fill the logs.
+    # Unused here: a record of every call (250 MB in ten minutes), and statistics, which fill the logs.
     "task_events_report_interval_ms": 0,
     "event_stats": False,
     "enable_metrics_collection": False,
 }
-"""Of the private Ray."""
+"""System settings of the private Ray."""
 
 
 def main() -> None:
-    """Start Ray, wait for the end of standard input, and end it.
+    """Start Ray, wait until standard input closes, and end Ray.
 
-    Where Ray does not start, the line of JSON has the error, and whether it is final.
+    If Ray does not start, the line of JSON has the error and `is_final`, which is true if a retry would fail too.
     """
-    # All that Ray starts stays in this process's group, which is killed at the end.
+    # All processes of Ray stay in this process group, which is killed at the end.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What is preloaded imports NumPy before Ray sets this, and OpenBLAS would use all cores in every worker.
+    # The preloaded modules import NumPy before Ray sets this, and OpenBLAS would use all cores in every worker.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Ray opens its own directory, which has its sockets, to every user of the machine.
     private = sys.argv[3]
     directory = os.path.join(private, "r")
     is_closed = threading.Event()
-    # A training may end while Ray still starts, or while its end hangs.
+    # The training process may end while Ray still starts, or while Ray's shutdown hangs.
     threading.Thread(target=_end_with_training, args=(is_closed, private), daemon=True).start()
     try:
         import ray
@@ -71,7 +71,7 @@ def main() -> None:
         worker: Any = ray._private.worker
         daemons = worker._global_node
         print(json.dumps({"address": context.address_info["gcs_address"]}), flush=True)
-        # The rest of what Ray prints here would fill a file that nobody reads.
+        # Ray's further output would fill a file that nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         while not is_closed.wait(LOOK_SECONDS):
             if daemons.dead_processes():
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _end_with_training(is_closed: threading.Event, directory: str) -> None:
-    """End everything when standard input closes; Ray may end by itself before, for two seconds."""
+    """End everything `CLOSE_SECONDS` after standard input closes, unless Ray has shut down before."""
     sys.stdin.read()
     is_closed.set()
     threading.Event().wait(CLOSE_SECONDS)

@@ -1,6 +1,6 @@
-"""Learners on the machines of a Ray cluster: the first one on this machine, each other one on a machine of its own.
+"""Learners on the machines of a Ray cluster: the first learner on this machine, each other learner on a separate machine.
 
-Ray starts them and notices when a machine is lost; their arrays travel by `jax.distributed`.
+Ray starts the learners and detects lost machines; `jax.distributed` transfers arrays.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from polyak.workers.worker_group import check_versions
 
 
 class RayLearners:
-    """Starts groups of learners on a cluster; a context manager that disconnects from it.
+    """Starts groups of learners on a Ray cluster; a context manager that disconnects from the cluster.
 
     Args:
-        address: of the cluster, as for `ray.init`; this machine belongs to it.
+        address: address of the cluster, as for `ray.init`; this machine must belong to the cluster.
         should_stop: True ends the wait for machines.
 
     Raises:
         ImportError: Ray is not installed.
-        RuntimeError: the cluster cannot be reached, or this process is connected already.
+        RuntimeError: the cluster cannot be reached, or this process is already connected to Ray.
     """
 
     def __init__(self, address: str, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -54,8 +54,8 @@ class RayLearners:
         """Start a group; see `start_here`.
 
         Raises:
-            RuntimeError: the cluster has too few machines, also after `start_timeout`, or one has other versions.
-            StoppedBeforeStart: it should stop.
+            RuntimeError: the cluster has too few machines after `start_timeout`, or a machine has other package versions.
+            StoppedBeforeStart: a stop was requested.
         """
         nodes = self._wait_for_nodes(learners)
         host = self._ray.util.get_node_ip_address()
@@ -76,7 +76,7 @@ class RayLearners:
             raise
 
     def _wait_for_nodes(self, learners: Learners) -> list[Any]:
-        """The machines of all learners but the first: as many as needed beside this one."""
+        """Wait for the machines of all learners except the first, which runs on this machine."""
         own, needed = self._ray.get_runtime_context().get_node_id(), learners.number - 1
         deadline = time.monotonic() + learners.start_timeout
         while True:
@@ -101,9 +101,9 @@ class _RemoteLearner:
     """A learner on another machine.
 
     Raises:
-        LearnerLost: its machine does not start it.
-        RuntimeError: its machine has other versions.
-        StoppedBeforeStart: it should stop.
+        LearnerLost: the machine does not start the learner.
+        RuntimeError: the machine has other package versions.
+        StoppedBeforeStart: a stop was requested.
     """
 
     has_joined, messages = False, 0
@@ -112,7 +112,7 @@ class _RemoteLearner:
     def __init__(self, ray: Any, start: LearnerStart, node: Any, should_stop: Callable[[], bool]) -> None:
         self._ray = ray
         strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        # Without a share of the GPUs, Ray hides them.
+        # Ray hides GPUs that are not requested.
         gpus = node["Resources"].get("GPU", 0)
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": strategy}
         self._actor = ray.remote(**options)(_LearnerActor).remote()
@@ -131,7 +131,7 @@ class _RemoteLearner:
         self._call = self._actor.learn.remote(pickle.dumps(start))
 
     def poll(self) -> LearnerEnd | str | None:
-        """What came of it, or a sentence about how it died; None while it runs."""
+        """Return the end of the learner, or a clause that says how it died; None while it runs."""
         if not self._ray.wait([self._call], timeout=0)[0]:
             return None
         try:
@@ -144,11 +144,11 @@ class _RemoteLearner:
         """Do nothing: the first learner, which is never remote, decides."""
 
     def notes(self) -> Sequence[Any]:
-        """None: the first learner alone notes something."""
+        """Return no notes: only the first learner sends notes."""
         return ()
 
     def kill(self) -> None:
-        """End it now; a second call does nothing."""
+        """Kill the learner; a second call does nothing."""
         with contextlib.suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
 
@@ -161,21 +161,21 @@ def _describe_timeout(node: Any, seconds: int) -> str:
 
 
 class _LearnerActor:
-    """Starts a learner on its machine; the learner ends with it."""
+    """Starts a learner on the actor's machine; the learner ends with the actor."""
 
     def versions(self) -> dict[str, str]:
-        """The versions of Python and of the packages here."""
+        """Return the versions of Python and of the packages on this machine."""
         return own_versions()
 
     def learn(self, start: bytes) -> LearnerEnd | str:
-        """Wait for the end of a learner."""
-        # Bytes of the process that started this actor.
+        """Run a learner until it ends."""
+        # Trusted bytes: from the process that started this actor.
         learner = LocalLearner(pickle.loads(start))
         try:
             while (end := learner.poll()) is None:
                 time.sleep(POLL_SECONDS)
             if isinstance(end, LearnerEnd) and end.failure is None:
-                # The others may still need it.
+                # The other learners may still need this process.
                 while True:
                     time.sleep(POLL_SECONDS)
             return end

@@ -1,4 +1,4 @@
-"""Workers as actors of Ray: of a private one on this machine, or of a cluster that is there."""
+"""Workers as Ray actors, in a private Ray on this machine or in an existing cluster."""
 
 import contextlib
 import importlib.util
@@ -25,30 +25,30 @@ from polyak.workers.worker_output import RecordedWarnings, WarningsOfWorkers, Wo
 
 START_TRIES = 3
 START_SECONDS = 60.0
-"""How long a private Ray may take to start."""
+"""Seconds in which a private Ray must start."""
 
 CONNECT_SECONDS = 10.0
-"""How long a machine of a cluster may take to answer at all."""
+"""Seconds in which the head of a cluster must accept a connection."""
 
 PYTHON_ERROR = 1
 """Exit code of a program that ends with an exception; a private Ray that cannot start kills itself."""
 
 POLL_SECONDS = 0.05
-"""How long the start of a private Ray may delay a request to stop."""
+"""Longest delay in seconds of a stop request while a private Ray starts."""
 
 CLOSE_SECONDS = 5.0
 
 LOOK_SECONDS = 1.0
-"""Between checks that the private Ray is there: no call returns after its end."""
+"""Seconds between checks that the private Ray is alive: no call returns after its end."""
 
 KILL_SECONDS = 1.0
-"""How long the end waits for workers that are being killed; the end of Ray kills them as well."""
+"""Seconds to wait at the end for workers that are being killed; the end of Ray kills workers as well."""
 
 STORE_BYTES_PER_WORKER = 64 * 2**20
-"""Of shared memory, for the rollouts and policies that are under way."""
+"""Shared memory per worker, for rollouts and policies in transit."""
 
 INLINE_BYTES = 100_000
-"""What an argument may have to travel in the call itself: 2 ms faster than through the store, from which a worker gets it."""
+"""Largest argument that is sent in the call itself, which is 2 ms faster than through Ray's store."""
 
 MIN_STORE_BYTES = 128 * 2**20
 
@@ -57,7 +57,7 @@ PRIVATE_SETTINGS = {
     # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-"""Of a private Ray, in the environment; Ray reads them when it is imported."""
+"""Environment variables of a private Ray; Ray reads them when it is imported."""
 
 
 class ClusterError(RuntimeError):
@@ -68,8 +68,8 @@ def check_ray(address: str | None) -> None:
     """Check that Ray is installed, and that something listens at the address of a cluster, if there is one.
 
     Raises:
-        ImportError: it is not.
-        ClusterError: nothing does.
+        ImportError: Ray is not installed.
+        ClusterError: nothing listens at the address.
     """
     _check_installed()
     if address is not None:
@@ -77,11 +77,11 @@ def check_ray(address: str | None) -> None:
 
 
 def connect(address: str) -> Any:
-    """Connect this process to a Ray cluster, as for `ray.init`; returns the package.
+    """Connect this process to a Ray cluster, as `ray.init` does; returns the `ray` module.
 
     Raises:
         ImportError: Ray is not installed.
-        RuntimeError: it cannot be reached, has another version, or is in use by this process.
+        RuntimeError: the cluster cannot be reached, has another version, or this process is already connected to Ray.
     """
     check_ray(address)
     ray = _import_ray()
@@ -91,18 +91,18 @@ def connect(address: str) -> Any:
         with _keep_handler(signal.SIGTERM):
             ray.init(address=address, configure_logging=False, log_to_driver=False)
     except Exception as error:
-        # Ray's message about other versions has a line for each.
+        # Ray's message about other versions has several lines.
         reason = " ".join(str(error).split())
         raise RuntimeError(f"train: cannot connect to Ray at {address}: {reason}") from error
     return ray
 
 
 def _import_ray() -> Any:
-    # Read when Ray is imported: a call after the end must not start another Ray, and a Ray that does not answer is an error
-    # after two tries of a minute, not after 20.
+    # Ray reads these at import: a call after the end must not start another Ray, and an unreachable Ray is an error after two
+    # tries of a minute, not after 20.
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
-    # The death of a worker is reported by the supervision, in one line.
+    # The supervisor reports the death of a worker, in one line.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
     import ray
 
@@ -110,10 +110,10 @@ def _import_ray() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that something listens at `host:port`, or where `auto` leads: Ray would try for two minutes, deaf to Ctrl-C.
+    """Check that something listens at `host:port` or at the address of `auto`: Ray would try for two minutes, ignoring Ctrl-C.
 
     Raises:
-        ClusterError: nothing does.
+        ClusterError: nothing listens there.
     """
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine() or address
@@ -121,7 +121,7 @@ def _check_reachable(address: str) -> None:
     host, _, port = place.rpartition(":")
     is_bare = host and ("[" in host or ":" not in host) and "/" not in host
     if scheme not in ("", "ray") or not is_bare or not (port.isascii() and port.isdigit()):
-        return  # for Ray to understand, or to reject
+        return  # Ray parses or rejects it.
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except (OSError, OverflowError, ValueError) as error:
@@ -133,7 +133,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _address_of_this_machine() -> str | None:
-    """What `ray start` has written down here."""
+    """Read the address that `ray start` has written to a file on this machine."""
     path = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
     try:
         return path.read_text().strip()
@@ -142,7 +142,7 @@ def _address_of_this_machine() -> str | None:
 
 
 def reason_of(error: Exception) -> str:
-    """Why an actor died: how its process ended where Ray tells, else the first line of the exception."""
+    """Describe why an actor died: how its process ended if Ray reports it, else the first line of the exception."""
     detail = re.search(r"Worker exit detail: (.*?)\.?(?: Some common causes|\n|$)", str(error))
     if detail is None:
         return first_line(error)
@@ -157,20 +157,20 @@ def first_line(error: Exception) -> str:
 
 
 class RayWorkers:
-    """An `Engine` whose workers are actors of Ray.
+    """An `Engine` whose workers are Ray actors.
 
     Args:
-        workers: how many there will be.
-        address: of a cluster, as for `ray.init`; None starts a private Ray on this machine, on loopback and with a token, which
-            ends with this process.
-        store_bytes: shared memory of a private Ray; None is 64 MiB for each worker.
+        workers: number of workers.
+        address: address of a cluster, as for `ray.init`; None starts a private Ray on this machine, on loopback and with a
+            token, which ends with this process.
+        store_bytes: shared memory of a private Ray; None is 64 MiB per worker.
         should_stop: called while a private Ray starts.
 
     Raises:
         ImportError: Ray is not installed.
-        StoppedBeforeStart: training should stop.
-        RuntimeError: Ray did not start, in three tries unless the error is final; it cannot be reached, has another version, is
-            in use by this process, or was imported by it before with other settings.
+        StoppedBeforeStart: a stop was requested.
+        RuntimeError: a private Ray did not start in three tries, or after an error that a retry would repeat; or the cluster
+            cannot be reached or has another version; or this process has connected to Ray or imported it with other settings.
     """
 
     def __init__(
@@ -201,25 +201,25 @@ class RayWorkers:
                 print(
                     f"{workers} workers need {workers} CPUs, {free:g} of the Ray cluster are free: waiting, up to start_timeout"
                 )
-        # Ray would keep a record of every rollout.
+        # With task events, Ray would keep a record of every rollout.
         options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
         self._actor = self._ray.remote(**options, scheduling_strategy="SPREAD")(_RayWorker)
 
     def start(self, payload: bytes) -> Any:
-        """Start an actor; it waits until the cluster has a CPU for it."""
+        """Start an actor, which waits until the cluster has a free CPU."""
         self._require_head()
         return self._actor.remote(payload, list(sys.path))
 
     def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
-        """Call a method; returns a reference to its result."""
+        """Call a method; returns a Ray reference to its result."""
         return handle.call.remote(method, *arguments)
 
     def share(self, value: Any) -> Any:
-        """A reference to the arrays in Ray's store; a few small ones travel with every call."""
+        """Put large arrays into Ray's store and return their reference; return small arrays unchanged."""
         return self._ray.put(value) if sum(array.nbytes for array in value.values()) > INLINE_BYTES else value
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """The calls that have returned, as soon as one has, or after `seconds`.
+        """Return the finished calls, as soon as there is one, or after `seconds`.
 
         Raises:
             RuntimeError: the private Ray has ended.
@@ -235,15 +235,15 @@ class RayWorkers:
             if done or time.monotonic() >= deadline:
                 break
         if done and rest:
-            # Whatever else has returned meanwhile.
+            # Other calls may have returned meanwhile.
             done += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         returned: Sequence[Any] = done
         return returned
 
     def result(self, call: Any) -> Any:
-        """The result of a call that has returned; the arrays of one above 1 MB are in Ray's shared memory.
+        """Return the result of a finished call; arrays of a result above 1 MB are in Ray's shared memory.
 
-        Warnings that were issued in the worker are issued here, once.
+        Warnings of the worker are issued again in this process, each once.
 
         Raises:
             WorkerLost: the actor died.
@@ -256,14 +256,14 @@ class RayWorkers:
         return result
 
     def end(self, handle: Any) -> None:
-        """Kill the actor, in a thread: for a stopped process it takes five seconds."""
+        """Kill the actor in a thread: killing a suspended process takes five seconds."""
         if handle is not None:
             thread = threading.Thread(target=self._kill, args=(handle,), daemon=True)
             self._kills = [*(kill for kill in self._kills if kill.is_alive()), thread]
             thread.start()
 
     def shortage(self) -> str:
-        """Which CPUs the cluster lacks for all workers, as a clause; empty if it has them."""
+        """Describe, as a clause, how many CPUs the workers need and the cluster has; empty if the cluster has enough."""
         cpus = self._ray.cluster_resources().get("CPU", 0)
         if cpus >= self._workers:
             return ""
@@ -284,10 +284,10 @@ class RayWorkers:
         return f"Ray {self._ray.__version__}: {', '.join(cpus)}"
 
     def _require_head(self) -> None:
-        """Check that the private Ray is there, and disconnect from one that is not: whatever asks it would wait for minutes.
+        """Check that the private Ray is alive, and disconnect if it has ended: a call to it would wait for minutes.
 
         Raises:
-            RuntimeError: it has ended.
+            RuntimeError: the private Ray has ended.
         """
         if self._head is not None and self._head.poll() is not None:
             self._ray.shutdown()
@@ -305,14 +305,14 @@ class RayWorkers:
         set_private_environment()
         reason = ""
         for _ in range(START_TRIES):
-            # Here, so that what the head leaves is known whenever it is killed.
+            # Created here, so that the files of the head can be deleted however it ends.
             self._directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getpid()}-")
             command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes), self._directory]
             with tempfile.TemporaryFile() as log:
                 head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
                 self._head = head
                 try:
-                    # While the head imports it too.
+                    # In parallel to the import in the head.
                     _import_ray()
                     report = json.loads(_read_line(head, START_SECONDS, self._should_stop) or "{}")
                 except BaseException:
@@ -343,15 +343,15 @@ class RayWorkers:
             head.stdout.close()
 
     def _end_remains(self, head: subprocess.Popen[str]) -> None:
-        """End what a head that was killed, or hangs, leaves: itself, its processes and their files."""
-        # Of another user, if the number of the group has been taken since.
+        """Kill a head that hangs, and its processes, and delete its files."""
+        # The number of the group may belong to another user's process by now.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(head.pid, signal.SIGKILL)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class _RayWorker:
-    """A worker that is alone in its process."""
+    """A worker in a process of its own."""
 
     def __init__(self, make_env: bytes, paths: list[str]) -> None:
         configure_process()
@@ -359,21 +359,21 @@ class _RayWorker:
         self._worker, self._warnings = RolloutWorker(make_env), RecordedWarnings()
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[WorkerWarning]]:
-        """The result of a method, and the warnings since the last one."""
+        """Call a method; returns its result, and the warnings since the last call."""
         return getattr(self._worker, method)(*arguments), self._warnings.take()
 
 
 def set_private_environment() -> None:
-    """Let Ray listen on loopback only, ask for a token, and report nothing."""
+    """Make Ray listen on loopback only, require a token, and send no usage statistics."""
     os.environ.update(PRIVATE_SETTINGS)
-    # Ray reads the token once in a process, so later ones of this process need the same.
+    # Ray reads the token once in a process, so later private Rays of this process need the same token.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 @contextlib.contextmanager
 def _keep_handler(number: int) -> Iterator[None]:
-    """Restore the handler of a signal: that of Ray would end a training without its checkpoint."""
+    """Restore the handler of a signal at the end: Ray's handler would end a training run without its checkpoint."""
     handler = signal.getsignal(number)
     try:
         yield
@@ -383,10 +383,10 @@ def _keep_handler(number: int) -> Iterator[None]:
 
 
 def _read_line(process: subprocess.Popen[str], seconds: float, should_stop: Callable[[], bool]) -> str:
-    """The first line that a process prints; empty if it prints none in time, or ends.
+    """Return the first line that a process prints; empty if the process prints none in time, or ends.
 
     Raises:
-        StoppedBeforeStart: training should stop.
+        StoppedBeforeStart: a stop was requested.
     """
     lines: list[str] = []
     assert process.stdout is not None, "a pipe"
@@ -401,10 +401,10 @@ def _read_line(process: subprocess.Popen[str], seconds: float, should_stop: Call
 
 
 def _check_not_imported() -> None:
-    """Check that Ray was not imported without the settings of a private one: it would try for minutes to connect.
+    """Check that Ray was not imported without the settings of a private Ray: it would try for minutes to connect.
 
     Raises:
-        RuntimeError: it was.
+        RuntimeError: Ray was imported without these settings.
     """
     missing = [f"{name}={value}" for name, value in PRIVATE_SETTINGS.items() if os.environ.get(name) != value]
     if "ray" in sys.modules and missing:

@@ -1,4 +1,4 @@
-"""Where the time of a training with workers goes, and how old the policies of its rollouts are: the metrics of one report."""
+"""Metrics of worker rollouts: time per phase, and policy staleness."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,15 +7,15 @@ import numpy as np
 
 
 class RolloutTimes:
-    """What the rollouts of one report took.
+    """Accumulates times and staleness of the rollouts of one report.
 
     Args:
-        num_workers: how many workers collect.
-        clock: in seconds.
+        num_workers: number of workers.
+        clock: monotonic clock in seconds.
 
     Attributes:
-        waited: seconds in which the learner waited for workers.
-        updated: seconds in which it learned.
+        waited: seconds that the learner waited for workers.
+        updated: seconds that the learner spent in updates.
     """
 
     def __init__(self, num_workers: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,15 +29,15 @@ class RolloutTimes:
         """Add the rollouts that one update learns from.
 
         Args:
-            seconds: that each took in its worker.
-            staleness: updates between the policy of each and that update.
+            seconds: seconds that each rollout took in its worker.
+            staleness: number of updates by which the policy of each rollout is older than the update.
         """
         self._seconds += seconds
         self._staleness += staleness
         self._iterations += 1
 
     def metrics(self) -> dict[str, float]:
-        """By tag."""
+        """Return the metrics by tag."""
         elapsed, busy = max(self._clock() - self._start, 1e-9), sum(self._seconds)
         iterations = max(self._iterations, 1)
         return {

@@ -1,6 +1,6 @@
-"""A worker: its part of the environments, and the policy that acts in them.
+"""A worker: a part of the environments, and the policy that acts in them.
 
-Where the policy acts in NumPy, the process starts no JAX back end, which would take a second and 80 MB.
+If the policy acts in NumPy, the process starts no JAX back end, which would take a second and 80 MB.
 """
 
 import os
@@ -31,20 +31,20 @@ from polyak.workers.gradient_worker import GradientPrograms, GradientTask, Worke
 from polyak.workers.packing import Packing
 
 PLAIN = (type(None), bool, int, float, str, bytes)
-"""Types of what travels of an exception."""
+"""Types of exception arguments and attributes that are sent to another process."""
 
 PACKAGES = ("polyak", "jax", "numpy", "gymnasium")
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """Where a worker starts or goes on.
+    """The state from which a worker starts or resumes.
 
     Attributes:
-        seed: of new episodes.
-        snapshot: of the environments, by `pack_snapshot`; None starts new episodes.
-        time_step: the last one of the snapshot.
-        carry: the policy's, or None before there is a policy.
+        seed: seed of new episodes.
+        snapshot: snapshot of the environments, by `pack_snapshot`; None starts new episodes.
+        time_step: the last time step before the snapshot.
+        carry: the policy's carry, or None before there is a policy.
     """
 
     seed: int
@@ -55,14 +55,14 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class Acting:
-    """How a worker acts.
+    """The policy of a worker, and how it acts.
 
     Attributes:
-        policy: a policy whose leaves are replaced by those of each request.
-        packing: where these stand in the request's vectors.
-        num_steps: of a rollout.
-        in_numpy: the policy acts in NumPy with numbers that the request contains; else in JAX, with keys.
-        key_impl: the implementation of the keys.
+        policy: a template of the policy; each request replaces its leaves.
+        packing: layout of the leaves in the vectors of a request.
+        num_steps: number of steps of a rollout.
+        in_numpy: the policy acts in NumPy, with random numbers from the request; else in JAX, with random keys.
+        key_impl: implementation of the random keys.
     """
 
     policy: Any
@@ -74,14 +74,14 @@ class Acting:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """A worker that is ready.
+    """The result of a worker's start.
 
     Attributes:
-        spec: of its environments.
-        time_step: their last one; None if the learner has it.
-        snapshot: their state, by `pack_snapshot`, or None if they have no snapshots.
-        process: its machine and process id.
-        versions: of Python and the packages that matter.
+        spec: spec of the worker's environments.
+        time_step: last time step of the environments; None if the learner has it.
+        snapshot: state of the environments, by `pack_snapshot`, or None if they do not support snapshots.
+        process: machine and process id of the worker.
+        versions: versions of Python and of `PACKAGES`.
     """
 
     spec: EnvSpec
@@ -96,12 +96,12 @@ class WorkerRollout:
     """A rollout of a worker's environments, in NumPy.
 
     Attributes:
-        number: which rollout of the training this is.
-        version: the updates of the policy that collected it.
-        arrays: as `Collected.arrays`.
-        info_sums: what the environments reported.
-        snapshot: the environments' state after it, by `pack_snapshot`, or None.
-        seconds: how long it took.
+        number: number of the rollout in the training run.
+        version: number of updates of the policy that collected the rollout.
+        arrays: see `Collected.arrays`.
+        info_sums: sums of the values that the environments reported in `info`.
+        snapshot: the environments' state after the rollout, by `pack_snapshot`, or None.
+        seconds: duration of the rollout.
     """
 
     number: int
@@ -114,16 +114,16 @@ class WorkerRollout:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception in another process, as text and plain data: to read it runs no code of its own.
+    """An exception of another process, as text and plain data, so that reading it runs no code.
 
     Attributes:
-        module: where its type is.
-        name: its type's, qualified.
-        arguments: the exception's, or None if one is not plain.
-        attributes: those that are plain.
-        summary: its type and text.
-        traceback: with those of its causes.
-        invalid_value: the message of an `InvalidValue`, which names the environment; None for any other exception.
+        module: module of the exception's type.
+        name: qualified name of the exception's type.
+        arguments: arguments of the exception, or None if an argument is not plain.
+        attributes: plain attributes of the exception.
+        summary: type and text of the exception.
+        traceback: traceback of the exception and of its causes.
+        invalid_value: message of an `InvalidValue`, which names the environment; None for any other exception.
     """
 
     module: str
@@ -136,7 +136,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The exception that is being handled."""
+        """Convert the exception that is being handled."""
         # The name of a file is no longer among the arguments of an OSError.
         file = (error.filename,) if isinstance(error, OSError) and error.filename is not None and len(error.args) == 2 else ()
         arguments: tuple[Any, ...] | None = (*error.args, *file)
@@ -149,20 +149,20 @@ class Failure:
         return cls(kind.__module__, kind.__qualname__, arguments, attributes, summary, trace, invalid_value)
 
     def exception(self, where: str) -> Exception:
-        """The exception, of its type if this process has imported it, with the worker and its traceback as a note."""
+        """Recreate the exception, with its type if this process has imported it; worker and traceback are a note."""
         error = self._of_its_type() or RuntimeError(f"{where} raised {self.summary}")
         error.add_note(f"Raised in {where}:\n{self.traceback}")
         return error
 
     def _of_its_type(self) -> Exception | None:
-        """The exception, made again; None if its type is unknown here, or needs more than plain arguments."""
+        """Recreate the exception; None if its type is unknown in this process, or needs more than plain arguments."""
         found: Any = sys.modules.get(self.module)
         for part in self.name.split("."):
-            # Not by getattr: a module may import what it is asked for.
+            # `vars`, not getattr: a module may import an attribute lazily.
             found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
         if self.arguments is None or not (isinstance(found, type) and issubclass(found, Exception)):
             return None
-        # Its own constructor may take others than `args`.
+        # The constructor may take other arguments than `args`.
         for make in (found, partial(found.__new__, found)):
             try:
                 error = make(*self.arguments)
@@ -190,20 +190,20 @@ class RolloutWorker:
         self._programs: GradientPrograms | None = None
 
     def begin(self, state: WorkerState, acting: Acting | GradientTask | None) -> "WorkerStart | Failure":
-        """Create the environments, if there are none yet, and start or continue episodes."""
+        """Create the environments if there are none yet, and start or continue episodes."""
         return _failure_of(self._begin, state, acting)
 
     def prepare(self, acting: Acting | GradientTask, time_step: TimeStep, carry: PyTree) -> "Failure | None":
-        """Take the policy, and where it is in the episodes."""
+        """Set the policy, and the time step and carry from which it goes on."""
         return _failure_of(self._prepare, acting, time_step, carry)
 
     def rollout(
         self, number: int, version: int, policy: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]
     ) -> "WorkerRollout | Failure":
-        """Collect a rollout with the policy of these vectors.
+        """Collect a rollout with the policy in the vectors `policy`.
 
         Args:
-            random: `[T, ...]`, what the actions are drawn with: numbers for a policy in NumPy, else the bits of keys.
+            random: `[T, ...]`, random numbers for a policy in NumPy, else the bits of random keys.
         """
         return _failure_of(self._rollout, number, version, policy, random)
 
@@ -213,17 +213,17 @@ class RolloutWorker:
         """Collect a rollout with these weights, and return the gradients of its loss.
 
         Args:
-            weights: vectors of what the worker pulls.
-            key: the bits of the rollout's key.
+            weights: the state that the worker pulls, as vectors.
+            key: bits of the rollout's random key.
         """
         return _failure_of(self._gradients, number, version, weights, key)
 
     def step(self, action: PyTree) -> "tuple[TimeStep, bytes | None] | Failure":
-        """Step the environments; returns the time step, and their state."""
+        """Step the environments; returns the time step, and a snapshot."""
         return _failure_of(self._step, action)
 
     def ping(self) -> None:
-        """Return at once: the time of a call is its way."""
+        """Return at once, to measure the latency of a call."""
 
     def close(self) -> "Failure | None":
         """Close the environments."""
@@ -278,7 +278,7 @@ class RolloutWorker:
 
 
 def make_worker_actor(acting: Acting, vectors: Mapping[str, npt.NDArray[Any]], random: npt.NDArray[Any]) -> Actor:
-    """The actor of one rollout, from the policy's vectors and what its actions are drawn with."""
+    """Create the actor of one rollout from the policy's vectors and the random numbers or key bits."""
     policy = jax.tree.unflatten(jax.tree.structure(acting.policy), acting.packing.unpack(vectors))
     actor = find_numpy_actor(policy, random.shape[1]) if acting.in_numpy else None
     if actor is None:
@@ -288,31 +288,31 @@ def make_worker_actor(acting: Acting, vectors: Mapping[str, npt.NDArray[Any]], r
 
 
 def pack_snapshot(snapshot: dict[str, Any] | None) -> bytes | None:
-    """A snapshot as it travels: one piece in place of hundreds of small arrays, which cost Ray 10 µs each."""
+    """Pickle a snapshot: one object in place of hundreds of small arrays, each of which costs Ray 10 µs."""
     return None if snapshot is None else pickle.dumps(snapshot, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_snapshot(packed: bytes) -> dict[str, Any]:
-    """The snapshot of `pack_snapshot`, from a process of this training."""
+    """Unpickle the result of `pack_snapshot`, from a process of this training run."""
     snapshot: dict[str, Any] = pickle.loads(packed)
     return snapshot
 
 
 def own_versions() -> dict[str, str]:
-    """The versions that a worker must share with the learner."""
+    """Return the versions of Python and packages, which must be equal in a worker and the learner."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def configure_process() -> None:
-    """Let this process compute on one thread of the CPU, if it computes with JAX at all."""
+    """Restrict JAX in this process to one CPU thread."""
     os.environ["PJRT_NPROC"] = "1"
     jax.config.update("jax_platforms", "cpu")
-    # Another thread costs as much as the step of 50 µs that it would compute.
+    # Dispatch to another thread costs as much as the 50 µs of a step.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def find_sources(paths: list[str]) -> None:
-    """Import modules from where the learner does: an environment's function may stand in the person's script."""
+    """Extend `sys.path` by the learner's entries: the function of an environment may be in the user's script."""
     sys.path.extend(path for path in paths if path not in sys.path)
 
 
@@ -320,10 +320,10 @@ def _failure_of(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except (Exception, SystemExit) as error:
-        # An environment that calls sys.exit would end its worker without a word.
+        # An environment that calls sys.exit would end its worker without a message.
         return Failure.of(error)
 
 
 def part_of(tree: PyTree, rows: slice) -> PyTree:
-    """These rows of every leaf, in NumPy."""
+    """Slice the rows of every leaf, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], tree)

@@ -1,4 +1,4 @@
-"""Supervision of workers: deadlines, restarts with back-off, a budget of restarts. It knows neither Ray nor environments."""
+"""Supervises workers: deadlines, restarts with back-off, a budget of restarts; independent of Ray and of environments."""
 
 import contextlib
 import math
@@ -11,29 +11,29 @@ MAX_BACK_OFF = 60.0
 """Longest time in seconds before a worker is started again."""
 
 MAX_FAILURES = 5
-"""Failures in a row after which a worker is given up, where training may go on with fewer or nothing has ever worked."""
+"""Consecutive failures after which a worker is lost, if training can go on without it or no worker has ever succeeded."""
 
 MAX_PATIENCE = 4
-"""How many times `timeout` a request may take of a worker that was too slow before."""
+"""Largest multiple of `timeout` that a request to a slow worker may take."""
 
 MAX_LATE_STARTS = 2
-"""First starts of a worker that may take too long."""
+"""Timeouts in the first start of a worker after which the worker is lost."""
 
 
 def back_off(failures: int) -> float:
-    """Seconds before the next start: none after the first failure in a row, then 1, 2, 4, ... up to 60."""
+    """Return the seconds before a restart: 0 after the first failure in a row, then 1, 2, 4, ... up to 60."""
     return 0.0 if failures <= 1 else min(2.0 ** (failures - 2), MAX_BACK_OFF)
 
 
 def last_line(log: IO[bytes]) -> str:
-    """The last line that a process has written into a file, up to 200 characters; empty if there is none."""
+    """Return the last line of a process's log file, up to 200 characters; empty if there is none."""
     log.seek(0)
     lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
 
 
 CLOSE_SECONDS = 2.0
-"""How long the end waits for environments that close; a worker may hang, or be in a rollout."""
+"""Seconds to wait for environments to close; a worker may hang, or be in a rollout."""
 
 
 class WorkerLost(Exception):
@@ -42,7 +42,7 @@ class WorkerLost(Exception):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Starts workers and calls their methods: in this process, or by Ray."""
+    """Starts workers and calls their methods, in this process or by Ray."""
 
     def start(self, payload: bytes) -> Any:
         """Start a worker, and return its handle at once.
@@ -53,15 +53,15 @@ class Engine(Protocol):
         ...
 
     def call(self, handle: Any, method: str, arguments: Sequence[Any]) -> Any:
-        """Call a method; returns the call at once. Calls of one worker run in order."""
+        """Call a method; returns the call at once. Calls to the same worker run in order."""
         ...
 
     def share(self, value: Any) -> Any:
-        """What stands for a mapping of arrays in the arguments of several calls, so that a large one travels once."""
+        """Return a reference to a mapping of arrays for use in several calls, so that large arrays are sent once."""
         ...
 
     def wait(self, calls: Sequence[Any], seconds: float) -> Sequence[Any]:
-        """The calls that have returned, as soon as one has, or after `seconds`.
+        """Return the finished calls, as soon as there is one, or after `seconds`.
 
         Raises:
             RuntimeError: the engine has ended.
@@ -69,7 +69,7 @@ class Engine(Protocol):
         ...
 
     def result(self, call: Any) -> Any:
-        """The result of a call that has returned.
+        """Return the result of a finished call.
 
         Raises:
             WorkerLost: the worker died.
@@ -81,24 +81,24 @@ class Engine(Protocol):
         ...
 
     def shortage(self) -> str:
-        """What it lacks to have all workers at once, as a clause; empty if it lacks nothing."""
+        """Describe, as a clause, the resources that are missing to run all workers at once; empty if none is missing."""
         ...
 
     def close(self) -> None:
-        """End everything."""
+        """End all workers and the engine."""
         ...
 
 
 @dataclass(frozen=True)
 class WorkerEvent:
-    """What happened to a worker: `"started"`, `"failed"` (it is started again), `"restarted"`, `"lost"` (it is not).
+    """An event of a worker: `"started"`, `"failed"` (restarts), `"restarted"`, `"lost"` (failed, and does not restart).
 
     Attributes:
-        worker: which.
-        event: one of these words.
-        detail: why it failed.
-        node: its machine; None where it has not started.
-        pid: its process there.
+        worker: number of the worker.
+        event: name of the event.
+        detail: clause that says why the worker failed.
+        node: machine of the worker; None if it has not started.
+        pid: process id of the worker on its machine.
     """
 
     worker: int
@@ -108,33 +108,33 @@ class WorkerEvent:
     pid: int | None = None
 
     def failure(self) -> str | None:
-        """What failed and whether the worker is started again, as a sentence; None if nothing did."""
+        """Describe the failure and whether the worker restarts, as a sentence; None if the event is no failure."""
         ends = {"failed": "starting it again", "lost": "it is not started again"}
         return f"worker {self.worker} {self.detail}; {ends[self.event]}" if self.event in ends else None
 
 
 @dataclass
 class _Worker:
-    """What is known of one worker.
+    """The supervisor's record of one worker.
 
     Attributes:
-        handle: the engine's; None while it waits to be started again.
-        call: the call that has not returned, or None.
-        sent_at: when it was made.
-        deadline: when it must have.
-        patience: how many times `timeout` its requests may take.
-        late_method: the method for which it has more than once `timeout`.
-        is_starting: the call is `begin`.
-        request: the method and arguments to call once it has started, or again after a restart.
-        failures: since the last result that was accepted.
-        is_warm: a result was accepted since its start.
-        start_at: when to start it again.
-        restarts: how often it was.
-        last_failure: the reason of the last one.
-        is_lost: it was given up.
-        has_begun: it has started once.
-        late_starts: how often it did not start in time before it has.
-        place: its machine and process, once it has started.
+        handle: handle of the engine; None while the worker waits for its restart.
+        call: the call in progress, or None.
+        sent_at: time at which the call was made.
+        deadline: time at which the call must have returned.
+        patience: multiple of `timeout` that a request may take.
+        late_method: the method for which `patience` was raised.
+        is_starting: the call in progress is `begin`.
+        request: method and arguments to call after the start, and again after a restart.
+        failures: number of failures since the last accepted result.
+        is_warm: a result was accepted since the last start.
+        start_at: time of the next start.
+        restarts: number of restarts.
+        last_failure: reason of the last failure.
+        is_lost: the worker is not restarted any more.
+        has_begun: the worker has started at least once.
+        late_starts: number of timeouts before the first successful start.
+        place: machine and process id, after the start.
     """
 
     handle: Any = None
@@ -157,39 +157,39 @@ class _Worker:
 
     @property
     def has_started(self) -> bool:
-        """Whether it can take requests now."""
+        """Return True if the worker can take requests now."""
         return self.handle is not None and not self.is_starting
 
 
 @dataclass
 class Supervisor:
-    """Keeps workers alive: one that dies, hangs or is slow is made again, and repeats its request.
+    """Keeps workers alive: a worker that dies, hangs or is slow is restarted, and its request is repeated.
 
-    A request is repeated on a worker that begins with the state of before it, so nothing is lost or done twice; the result of
-    a worker that was given up is ignored.
+    A restarted worker begins with the state before the request, so nothing is lost or done twice; results of a replaced worker
+    are ignored.
 
-    Where no result of any worker has been accepted yet, and each has failed, `MAX_FAILURES` in a row of one of them end the
-    training: the fault is that of the environment, and not of a machine.
+    If each worker has failed before any result was accepted, `MAX_FAILURES` consecutive failures of one worker end the
+    training: the cause is the environment and not a machine.
 
     Attributes:
-        engine: starts and calls them.
-        payloads: what each worker is made of.
-        begin_arguments: the arguments of the `begin` of a worker, new or made again.
-        timeout: seconds that a request may take. Of a worker that takes longer, each next one may take twice as long, at most
-            `MAX_PATIENCE` times `timeout`, until one of the same method takes less than `timeout`.
-        start_timeout: seconds that a start may take.
-        budget: restarts of all workers together, after which the training ends.
+        engine: starts the workers and calls their methods.
+        payloads: payload from which the engine starts each worker.
+        begin_arguments: returns the arguments of `begin` for a worker.
+        timeout: maximum seconds of a request. After a timeout the worker's limit doubles, up to `MAX_PATIENCE` times `timeout`,
+            until a request of the same method takes less than `timeout`.
+        start_timeout: maximum seconds of a start.
+        budget: maximum number of restarts of all workers together.
         on_event: called with every event.
-        clock: the monotonic clock in seconds.
-        warm_up: further seconds that requests may take until a result is accepted: a worker may have to compile.
-        min_workers: how many workers training needs. While at least as many others are left, a worker that fails `MAX_FAILURES`
-            times in a row, does not start in time at the beginning, or fails without a restart left, is given up; otherwise it
-            is restarted until the budget is spent. None needs all.
-        place_of: machine and process of a worker by the result of its start.
+        clock: monotonic clock in seconds.
+        warm_up: additional seconds of a request until a result is accepted, for compilation.
+        min_workers: number of workers that training needs. While at least this many other workers are left, a worker is lost if
+            it fails `MAX_FAILURES` times in a row, does not start in time at the beginning, or fails when the budget is spent;
+            otherwise it is restarted until the budget is spent. None needs all workers.
+        place_of: returns machine and process id of a worker from the result of its start.
 
     Raises:
-        RuntimeError: the budget is spent, too few workers are left, or none has ever worked.
-        Exception: what the last failure raised, where none has ever worked.
+        RuntimeError: the budget is spent, too few workers are left, or no worker has ever succeeded.
+        Exception: the exception of the last failure, if no worker has ever succeeded.
     """
 
     engine: Engine
@@ -213,7 +213,7 @@ class Supervisor:
             self._start(index)
 
     def request(self, index: int, method: str, *arguments: Any) -> None:
-        """Call a method of a worker that has no request; of one that is lost, nothing is called."""
+        """Call a method of a worker that has no request; does nothing if the worker is lost."""
         worker = self.workers[index]
         if worker.is_lost:
             return
@@ -223,42 +223,42 @@ class Supervisor:
             self._send(worker)
 
     def is_idle(self, index: int) -> bool:
-        """Whether a worker has no request, and is not lost."""
+        """Return True if a worker has no request and is not lost."""
         return self.workers[index].request is None and not self.workers[index].is_lost
 
     def is_lost(self, index: int) -> bool:
-        """Whether a worker was given up."""
+        """Return True if a worker is lost."""
         return self.workers[index].is_lost
 
     def is_absent(self, index: int) -> bool:
-        """Whether nobody should wait for a worker: it is lost, or failed twice in a row and is not back, and others suffice."""
+        """Return True if rollouts should not wait for a worker: lost, or restarting after two failures with enough others."""
         absent = [one.is_lost or (one.failures > 1 and not one.has_started) for one in self.workers]
         return self.workers[index].is_lost or (absent[index] and self._suffices(len(absent) - sum(absent)))
 
     def withdraw(self, index: int) -> None:
-        """Take back the request of a worker that has not started yet."""
+        """Cancel the request of a worker that has not started yet."""
         assert not self.workers[index].has_started, "it has begun"
         self.workers[index].request = None
 
     def is_settled(self) -> bool:
-        """Whether all workers that are not lost have started, and none has a request."""
+        """Return True if all workers that are not lost have started, and none has a request."""
         return all(one.is_lost or (one.request is None and one.has_started) for one in self.workers)
 
     def accept(self, index: int) -> None:
-        """Count a result as a success: the next failure of its worker is the first in a row."""
+        """Record a success of a worker, which resets its count of consecutive failures."""
         self.workers[index].failures, self.workers[index].is_warm, self._has_worked = 0, True, True
 
     def forget_failures(self) -> None:
-        """Begin to count failures and restarts anew, for another training; workers that are lost are started again."""
+        """Reset the counts of failures and restarts, for another training run; lost workers are restarted."""
         for worker in self.workers:
             worker.failures = worker.restarts = worker.late_starts = 0
             worker.patience = 1
             worker.last_failure, worker.is_lost = "", False
 
     def results(self, seconds: float) -> list[tuple[int, str, Any]]:
-        """Wait for results, at most for so long: `(worker, method, result)` of those that have returned.
+        """Wait up to `seconds` for results; returns `(worker, method, result)` for each finished call.
 
-        Starts of workers are among them, as `"start"`; a worker that failed is started again, and its request is repeated.
+        The method of a worker's start is `"start"`. Failed workers are restarted, and their requests repeated.
 
         Raises:
             RuntimeError: the budget of restarts is spent, or too few workers are left.
@@ -288,15 +288,15 @@ class Supervisor:
         return results
 
     def fail(self, index: int, reason: str, error: Exception | None = None) -> None:
-        """End a worker and start it again, at once after its first failure in a row, else after a while; or give it up.
+        """End a worker, and restart it after `back_off` seconds or mark it as lost.
 
         Args:
-            reason: why, as a clause.
-            error: what it raised, if it did.
+            reason: clause that says why the worker failed.
+            error: the exception that the worker raised, if any.
 
         Raises:
-            RuntimeError: the budget of restarts is spent, too few workers are left, or none has ever worked.
-            Exception: `error`, where none has ever worked.
+            RuntimeError: the budget of restarts is spent, too few workers are left, or no worker has ever succeeded.
+            Exception: `error`, if no worker has ever succeeded.
         """
         worker = self.workers[index]
         is_spent = sum(one.restarts for one in self.workers) >= self.budget
@@ -319,16 +319,16 @@ class Supervisor:
         worker.start_at = self.clock() + pause
         if not pause:
             self._start(index)
-        # Last, because ending a stopped process takes seconds.
+        # Last, because ending a suspended process takes seconds.
         self.engine.end(handle)
 
     def metrics(self) -> Mapping[str, float]:
-        """The number of workers that are there, and of restarts."""
+        """Return the number of running workers, and of restarts."""
         alive = sum(worker.has_started for worker in self.workers)
         return {"workers/alive": alive, "workers/restarts": sum(worker.restarts for worker in self.workers)}
 
     def close(self) -> None:
-        """Close the environments of the workers that are there, and end all, and the engine; a second call does nothing."""
+        """Close the environments of running workers, and end all workers and the engine; a second call does nothing."""
         workers, self.workers = self.workers, []
         try:
             self._close_environments([one for one in workers if one.has_started])
@@ -336,7 +336,7 @@ class Supervisor:
             self.engine.close()
 
     def _close_environments(self, workers: Sequence[_Worker]) -> None:
-        """Let workers close their environments, which takes them `CLOSE_SECONDS` at most; those that fail are ended anyway."""
+        """Wait up to `CLOSE_SECONDS` for workers to close their environments, ignoring errors."""
         deadline = self.clock() + CLOSE_SECONDS
         with contextlib.suppress(Exception):
             calls = [self.engine.call(one.handle, "close", ()) for one in workers]
@@ -347,15 +347,15 @@ class Supervisor:
                     break
 
     def _suffices(self, left: int) -> bool:
-        """Whether training may go on with so many workers."""
+        """Return True if training can go on with `left` workers."""
         return self.min_workers is not None and left >= self.min_workers
 
     def _check_left(self, index: int, raised: Exception | None, *, is_spent: bool) -> None:
-        """Check that training can go on without a worker that is lost.
+        """Check that training can go on without a lost worker.
 
         Raises:
-            RuntimeError: it cannot.
-            Exception: what the worker raised, where none has ever worked.
+            RuntimeError: too few workers are left.
+            Exception: the exception of the worker, if no worker has ever succeeded.
         """
         left = sum(not one.is_lost for one in self.workers)
         if self._suffices(left):
@@ -388,7 +388,7 @@ class Supervisor:
         worker.call = self.engine.call(worker.handle, *worker.request)
 
     def _describe_timeout(self, worker: _Worker) -> str:
-        """What a worker did not do in which time, and how it gets more."""
+        """Describe a timeout, and the options that allow more time."""
         assert worker.request is not None, "it was called"
         limit = f"timeout={self.timeout:g} s"
         if worker.patience > 1:
@@ -398,10 +398,10 @@ class Supervisor:
         return f"did not return from {worker.request[0]}() within {limit}; --worker-timeout and Workers(timeout=) allow more"
 
     def _fail_to_start(self, index: int) -> None:
-        """Give up a start that takes too long, as `fail`.
+        """Handle a start that takes too long; see `fail`.
 
         Raises:
-            RuntimeError: the workers have never been there, and cannot be.
+            RuntimeError: the engine lacks resources for all workers.
         """
         worker, shortage = self.workers[index], self.engine.shortage()
         limit = f"start_timeout={self.start_timeout:g} s"
@@ -416,7 +416,7 @@ class Supervisor:
         self.fail(index, f"did not return from begin() within {limit}: {why}")
 
     def _returned(self, index: int, result: Any) -> str:
-        """Note that the worker's call has returned; the name of its method."""
+        """Record that the worker's call has returned; returns the name of its method."""
         worker = self.workers[index]
         worker.call = None
         if not worker.is_starting:
@@ -432,7 +432,7 @@ class Supervisor:
         return "start"
 
     def _patience(self, seconds: float) -> float:
-        """The time until the next deadline or start, at most `seconds`."""
+        """Return the seconds until the next deadline or start, at most `seconds`."""
         now = self.clock()
         deadlines = [worker.deadline for worker in self.workers if worker.call is not None]
         starts = [worker.start_at for worker in self.workers if worker.handle is None and not worker.is_lost]

@@ -1,4 +1,4 @@
-"""Environments split over workers, as a `HostEnv` whose rollouts the workers collect."""
+"""Environments that are split over workers, with the interface of a `HostEnv`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,11 +18,11 @@ from polyak.workers.worker_rollouts import WorkerRollouts
 
 @short_repr("spec", "num_envs", "num_workers")
 class WorkerEnvs:
-    """A batch of environments, of which every worker of a group has an equal part.
+    """A batch of environments that is split equally over the workers of a group.
 
     Args:
         group: the workers.
-        source: how environments equal to these are made, for evaluation.
+        source: creates equal environments for evaluation.
     """
 
     def __init__(self, group: WorkerGroup, source: Any = None) -> None:
@@ -32,7 +32,7 @@ class WorkerEnvs:
         self.nondeterminism = ("workers are several rollouts ahead",) if group.options.lag > 1 else ()
 
     def rollouts(self, agent: Agent, state: LoopState, settings: list[Any], should_stop: Callable[[], bool]) -> Rollouts:
-        """The rollouts of a training; see `WorkerRollouts`."""
+        """Create the rollouts of a training run; see `WorkerRollouts`."""
         return WorkerRollouts(self.group, agent, state, settings, should_stop)
 
     def reset(self, seed: int) -> TimeStep:
@@ -41,10 +41,10 @@ class WorkerEnvs:
         return join(self.group.begin([WorkerState(seed)] * self.num_workers))
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Continue from a snapshot of these environments, or of equal ones in one process.
+        """Restore a snapshot of these environments, or of equal environments in one process.
 
         Raises:
-            ValueError: it is of others, or cannot be split.
+            ValueError: the snapshot is of other environments, or cannot be split.
         """
         if snapshot.get("num_envs") != self.num_envs or not isinstance(snapshot.get("batch"), list):
             raise ValueError(f"{self.spec.id}: the snapshot must be of num_envs={self.num_envs} environments")
@@ -71,7 +71,7 @@ class WorkerEnvs:
         return join(time_steps)
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The state of all environments after the last rollout that was learned from, as of one process; or None."""
+        """Return the state of all environments after the last rollout used in an update, as if in one process; or None."""
         snapshots = [unpack_snapshot(packed) for packed in self.group.snapshots if packed is not None]
         if len(snapshots) < self.num_workers:
             return None

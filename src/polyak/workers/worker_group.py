@@ -1,4 +1,4 @@
-"""A group of workers that share a batch of environments: where each of them is, and requests to all of them."""
+"""A group of workers that share a batch of environments: the state of each worker, and requests to all workers."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,30 +22,32 @@ from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
 from polyak.workers.worker_output import WithOutputFile
 
 WAIT_SECONDS = 0.05
-"""How long the wait for workers may delay a request to stop."""
+"""Longest delay in seconds of a stop request while waiting for workers."""
 
 PINGS = 3
-"""Calls whose shortest time is that of the way to a machine."""
+"""Number of calls to a machine, of which the shortest time is reported as its latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How workers are watched, and how far they may be ahead.
+    """Timeouts and restarts of workers, and how far they may be ahead of the learner.
 
     Attributes:
-        lag: how many updates old the policy of a rollout may be when it is learned from. 0: workers wait for each update.
-        timeout: seconds that a rollout may take before its worker is replaced.
-        start_timeout: seconds that the start of a worker may take.
-        restarts: how many times workers may be replaced in a training.
-        on_env_error: what an exception of an environment does: it ends the training (`"raise"`), or its worker starts new
-            episodes (`"restart"`), which counts as a restart.
-        min_workers: how many workers training needs. While at least as many others are left, a worker that fails five times in
-            a row (`supervise.MAX_FAILURES`) is given up, and nobody waits for one that waits to be started again; its
-            environments have weight 0. None needs all workers.
-        shared_optimizer: where workers send gradients: the shared copy has the only optimizer state, or each worker its own.
-        max_staleness: where workers send gradients: those of weights more than this many steps old are dropped and counted;
-            None accepts any.
-        max_bad: where workers send gradients: those with NaN or infinity in a row after which a worker is replaced.
+        lag: maximum age, in updates, of a rollout's policy at the update that uses the rollout; at 0, workers wait for each
+            update.
+        timeout: maximum seconds of a rollout; a slower worker is replaced.
+        start_timeout: maximum seconds of the start of a worker.
+        restarts: maximum number of restarts of all workers in a training run.
+        on_env_error: effect of an exception in an environment: `"raise"` ends training; `"restart"` restarts the worker in new
+            episodes, which counts as a restart.
+        min_workers: number of workers that training needs. While at least this many other workers are left, a worker that fails
+            five times in a row (`supervise.MAX_FAILURES`) is lost, and rollouts do not wait for a worker that waits for its
+            restart; the environments of both have weight 0. None needs all workers.
+        shared_optimizer: for workers that send gradients: True keeps one optimizer state in the shared copy, False one per
+            worker.
+        max_staleness: for workers that send gradients: gradients for weights older than this many steps are dropped and
+            counted; None accepts any age.
+        max_bad: for workers that send gradients: consecutive gradients with NaN or infinity after which a worker is replaced.
 
     Raises:
         TypeError, ValueError: an option is out of range.
@@ -74,31 +76,31 @@ class WorkerOptions:
 
 
 class WorkerGroup:
-    """Workers that each have an equal part of a batch of environments.
+    """Workers over which a batch of environments is split equally.
 
     Args:
-        parts: create the parts of the batch, each in its worker.
-        spec: the spaces of one environment.
-        num_envs: environments in all.
-        make_engine: starts the engine, when workers are first needed.
+        parts: functions that create a worker's environments, one per worker.
+        spec: spec of one environment.
+        num_envs: total number of environments.
+        make_engine: creates the engine, when workers are first needed.
         options: see `WorkerOptions`.
 
     Attributes:
-        acting: how the workers act; set by a training.
-        states: where each worker begins if it is made again.
-        snapshots: the state of each worker's environments after the last rollout that was learned from, by `pack_snapshot`.
-        under_way: what a snapshot holds of rollouts that were under way; see `WorkerRollouts`.
-        episodes_lost: episodes of this training that were cut, as their worker was replaced and begins new ones.
-        is_ahead: a training has asked for rollouts, so that the workers may be ahead of the snapshots.
-        on_event: called with what happens to workers; by default, failures are warnings.
+        acting: policy and way of acting, or gradient task, of the workers; set by a training run.
+        states: the state from which each worker starts after a restart.
+        snapshots: state of each worker's environments after the last rollout used in an update, by `pack_snapshot`.
+        under_way: the policy of a rollout in progress, as stored in a snapshot; see `WorkerRollouts`.
+        episodes_lost: number of episodes of this training run that were cut by the restart or loss of a worker.
+        is_ahead: a training run has requested rollouts, so that the workers may be ahead of the snapshots.
+        on_event: called with each `WorkerEvent`; by default, failures are warnings.
         should_stop: called while waiting for the start of workers; True ends the wait.
-        is_on_this_machine: each worker has a process of its own here.
-        output_directory: where each of these writes what its environments print; None leaves it to the engine.
-        on_start: called with a line about where the workers are, when all have started; None for none.
+        is_on_this_machine: all workers are processes of this machine.
+        output_directory: directory of one log file per worker for printed output; None leaves the output to the engine.
+        on_start: called with a line about the workers' machines, when all workers have started; None for no call.
 
     Raises:
-        ValueError: the workers cannot have equal parts, or training needs more workers.
-        TypeError: the parts cannot be sent.
+        ValueError: `num_envs` is no multiple of the number of workers, or `min_workers` exceeds it.
+        TypeError: the functions cannot be pickled.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class WorkerGroup:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The supervisor of the workers, made when it is first needed."""
+        """The supervisor of the workers, created on first use."""
         if self._supervisor is None:
             options, parts = self.options, self._parts
             if (directory := self.output_directory) is not None:
@@ -159,21 +161,21 @@ class WorkerGroup:
         return self._supervisor
 
     def rows(self, worker: int) -> slice:
-        """The rows of a batch that are the worker's environments."""
+        """Return the slice of a batch that belongs to a worker."""
         size = self.num_envs // self.num_workers
         return slice(worker * size, (worker + 1) * size)
 
     def name_of(self, worker: int) -> str:
-        """The worker and its environments, for messages."""
+        """Return the name of a worker and its environments, for messages."""
         rows = self.rows(worker)
         return f"worker {worker} ({self.spec.id}, envs {rows.start} to {rows.stop - 1})"
 
     def begin(self, states: Sequence[WorkerState]) -> list[TimeStep | None]:
-        """Let every worker begin there; start them if they are not. Returns their time steps, an empty one of a lost worker.
+        """Put every worker into a state, starting the workers if needed; returns time steps, of weight 0 for lost workers.
 
         Raises:
-            StoppedBeforeStart: training should stop.
-            RuntimeError: a worker has other versions of Python or packages, or too many are lost.
+            StoppedBeforeStart: a stop was requested.
+            RuntimeError: a worker has other versions of Python or packages, or too many workers are lost.
             ValueError: a worker's environments have other spaces.
         """
         self.states = list(states)
@@ -198,9 +200,9 @@ class WorkerGroup:
         """Check the result of a worker.
 
         Raises:
-            Exception: what was raised in the worker, with its name and traceback.
-            RuntimeError: a worker that has started has other versions of Python or packages.
-            ValueError: its environments have other spaces.
+            Exception: the exception raised in the worker, with the worker's name and traceback as a note.
+            RuntimeError: a started worker has other versions of Python or packages.
+            ValueError: the worker's environments have other spaces.
         """
         if isinstance(result, Failure):
             raise result.exception(self.name_of(worker))
@@ -209,20 +211,20 @@ class WorkerGroup:
             check_spec(self.name_of(worker), self.spec, result.spec, whose="learner")
 
     def check_start(self, worker: int, result: Any) -> None:
-        """As `check_result`, for a worker that was made again; one that returned invalid values is started once more.
+        """Check the start of a restarted worker, as `check_result` does; restart a worker that returned invalid values.
 
-        With `on_env_error="restart"`, so is one that raised an exception. One that fails twice in a row to restore its episodes
-        begins new ones.
+        With `on_env_error="restart"`, a worker that raised an exception is restarted too. A worker that fails to restore its
+        episodes twice in a row begins new episodes.
         """
         if not isinstance(result, Failure) or (result.invalid_value is None and self.options.on_env_error == "raise"):
             self.check_result(worker, result)
             self._failed_starts.discard(worker)
             return
-        # Another seed: equal episodes would fail again.
+        # A new seed: equal episodes would fail again.
         state, reason = self.states[worker], f"raised {result.summary}"
         state = replace(state, seed=seed_of_new_episodes(state.seed, 0))
         if worker in self._failed_starts and state.snapshot is not None:
-            # A seed does not change what is restored.
+            # A new seed does not change restored episodes.
             state = replace(state, snapshot=None)
             reason += f"; begins new episodes in {self.lose_episodes(worker)} environments"
         self._failed_starts.add(worker)
@@ -232,11 +234,12 @@ class WorkerGroup:
     def gather(
         self, method: str, check: Callable[[], None] = lambda: None, workers: Sequence[int] | None = None
     ) -> dict[int, Any]:
-        """The results of this method of all workers that are not lost.
+        """Wait for the results of a method from all workers that are not lost.
 
         Args:
-            check: called while waiting; raises to end it.
-            workers: only of these.
+            method: name of the method.
+            check: called while waiting; may raise to end the wait.
+            workers: workers to wait for; None waits for all.
         """
         wanted = range(self.num_workers) if workers is None else workers
         results: dict[int, Any] = {}
@@ -250,17 +253,17 @@ class WorkerGroup:
             check()
 
     def lose_episodes(self, worker: int) -> int:
-        """Count the episodes of a worker that are cut; returns how many."""
+        """Count a worker's episodes as cut; returns their number."""
         rows = self.rows(worker)
         self.episodes_lost += rows.stop - rows.start
         return rows.stop - rows.start
 
     def metrics(self) -> dict[str, float]:
-        """What happened to workers so far."""
+        """Metrics of the workers since the beginning of training."""
         return {**self.supervisor.metrics(), "workers/episodes_lost": float(self.episodes_lost)}
 
     def _report(self, event: WorkerEvent) -> None:
-        """Pass an event on; where it cuts episodes that were learned from, count and say so."""
+        """Pass an event on; if it cuts episodes that updates have used, count them and add this to the event's detail."""
         if event.event in ("failed", "lost"):
             has_snapshot = self.states[event.worker].snapshot is not None
             if event.event == "lost" if has_snapshot else self.supervisor.workers[event.worker].is_warm:
@@ -270,7 +273,7 @@ class WorkerGroup:
         self.on_event(event)
 
     def _describe_places(self, nodes: Mapping[int, str]) -> str:
-        """The machines of the workers with the time of a call to each, and the versions there, which are those here."""
+        """Describe the machines of the workers, the latency of a call to each machine, and the package versions."""
         places = []
         for node in dict.fromkeys(nodes.values()):
             workers = [worker for worker, place in nodes.items() if place == node]
@@ -286,7 +289,7 @@ class WorkerGroup:
         return time.monotonic() - start
 
     def _settle(self) -> None:
-        """Wait for starts and requests that are under way, whose results nobody needs any more."""
+        """Wait for starts and requests in progress, and ignore their results."""
         while not self.supervisor.is_settled():
             self._check_stop()
             self.supervisor.results(WAIT_SECONDS)
@@ -309,10 +312,10 @@ def warn_of_failure(event: WorkerEvent) -> None:
 
 
 def check_versions(owner: str, versions: Mapping[str, str]) -> None:
-    """Check that a worker computes with the versions of this process.
+    """Check that a worker has the versions of Python and packages of this process.
 
     Raises:
-        RuntimeError: all versions that differ, on both sides.
+        RuntimeError: a version differs; the message lists each difference.
     """
     own = own_versions()
     different = [f"{name} {versions.get(name)} (here {here})" for name, here in own.items() if versions.get(name) != here]
@@ -321,14 +324,14 @@ def check_versions(owner: str, versions: Mapping[str, str]) -> None:
 
 
 def join(trees: Sequence[Any], axis: int = 0) -> Any:
-    """Join the workers' rows, leaf by leaf."""
+    """Concatenate the workers' arrays, leaf by leaf."""
     if len(trees) == 1:
         return trees[0]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=axis), *trees)
 
 
 def without_weight(zeros: TimeStep) -> TimeStep:
-    """Time steps in which nothing happens: every row both starts and ends an episode, and has weight 0 everywhere."""
+    """Create time steps that have weight 0 everywhere: each both starts and ends an episode."""
     ones = np.ones(zeros.reward.shape, bool)
     mask = jax.tree.map(np.ones_like, zeros.action_mask)
     record = None if zeros.record is None else EpisodeRecord(np.zeros_like(zeros.record.reward), ~ones, ones)
@@ -336,12 +339,12 @@ def without_weight(zeros: TimeStep) -> TimeStep:
 
 
 def different(names: Sequence[str], got: Any, wanted: tuple[PyTree, ...]) -> str | None:
-    """How trees of NumPy arrays differ from others in their structure, shapes or dtypes; None if they do not.
+    """Describe the first difference in structure, shape or dtype between trees of NumPy arrays; None if there is none.
 
     Args:
-        names: what the trees are called.
-        got: the trees, in a tuple.
-        wanted: arrays, or their shapes.
+        names: names of the trees in messages.
+        got: tuple of trees to check.
+        wanted: tuple of trees of expected arrays or `ShapeDtypeStruct`s.
     """
     structures: list[Any] = [jax.tree.structure(part) for part in wanted]
     parts = got if isinstance(got, tuple) and len(got) == len(names) else (None,) * len(names)
@@ -356,10 +359,10 @@ def different(names: Sequence[str], got: Any, wanted: tuple[PyTree, ...]) -> str
 
 
 def leaf_name(names: Sequence[str], path: Sequence[Any]) -> str:
-    """The name of a leaf of one of several trees in a tuple, such as `time_steps.obs`."""
+    """Return the name of a leaf in a tuple of named trees, such as `time_steps.obs`."""
     return f"{names[path[0].idx]}{jax.tree_util.keystr(tuple(path[1:]))}"
 
 
 def seed_of_new_episodes(seed: int, number: int) -> int:
-    """The seed of a worker that lost its episodes in rollout `number`, and starts new ones."""
+    """Return the seed for the new episodes of a worker that lost its episodes in rollout `number`."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)

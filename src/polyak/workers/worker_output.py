@@ -1,4 +1,4 @@
-"""What environments print and warn of in workers: into a file of each worker, and as warnings of the learner."""
+"""Output of environments in workers: printed text goes to a file per worker, warnings are issued in the learner's process."""
 
 import os
 import re
@@ -17,29 +17,29 @@ CATEGORIES: Mapping[str, type[Warning]] = {
     category.__name__: category
     for category in (DeprecationWarning, FutureWarning, PendingDeprecationWarning, ResourceWarning, RuntimeWarning, UserWarning)
 }
-"""Of the warnings that a worker names; another is a UserWarning here."""
+"""Categories of a worker's warnings by name; any other category becomes a UserWarning."""
 
 MAX_WARNINGS = 20
-"""Most warnings that travel with one result, or are issued of one line of a source file."""
+"""Maximum number of warnings that are sent with one result, or issued for one line of a source file."""
 
 
 @dataclass(frozen=True)
 class WithOutputFile:
-    """Creates environments in a process that from then on writes its standard output and error into a file.
+    """Creates environments after redirecting the process's standard output and error to a file.
 
     Attributes:
-        make: creates them.
-        path: of the file, to which is appended.
+        make: creates the environments.
+        path: path of the file; output is appended.
     """
 
     make: Callable[[], HostEnv]
     path: str
 
     def __call__(self) -> HostEnv:
-        """Create the environments."""
+        """Redirect the output and create the environments."""
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        # Also what libraries in C write, and the traceback of a crash.
+        # File descriptors, to include C libraries and the traceback of a crash.
         for stream in (1, 2):
             os.dup2(file, stream)
         os.close(file)
@@ -47,7 +47,7 @@ class WithOutputFile:
 
 
 class RecordedWarnings:
-    """The warnings of this process, which are also shown."""
+    """Records the warnings of this process, which are shown too."""
 
     def __init__(self) -> None:
         self._found: list[WorkerWarning] = []
@@ -61,7 +61,7 @@ class RecordedWarnings:
         warnings.showwarning = record
 
     def take(self) -> list[WorkerWarning]:
-        """Those since the last call."""
+        """Return the warnings since the last call."""
         found, self._found = self._found, []
         return found
 
@@ -73,9 +73,9 @@ class WarningsOfWorkers:
         self._issued: dict[tuple[str, str, int], set[str]] = {}
 
     def issue(self, found: Sequence[WorkerWarning]) -> None:
-        """Issue those that no worker has sent before, at most `MAX_WARNINGS` of a line in a source file.
+        """Issue the warnings that no worker has sent before, at most `MAX_WARNINGS` for a line of a source file.
 
-        Those of two environments differ in their numbers only.
+        Warnings that differ only in their digits count as the same.
         """
         for name, text, filename, lineno in found:
             issued, kind = self._issued.setdefault((name, filename, lineno), set()), re.sub(r"\d+", "", text)

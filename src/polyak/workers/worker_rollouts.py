@@ -1,4 +1,4 @@
-"""Rollouts that workers collect: sends them the policy, and joins what they return."""
+"""Rollouts that workers collect: sends the policy to the workers, and joins their results."""
 
 import time
 from collections import deque
@@ -33,10 +33,10 @@ from polyak.workers.worker_group import (
 )
 
 LEARNING_SECONDS = 0.005
-"""How long the end of an update may go unnoticed while workers collect."""
+"""Longest delay in seconds until the end of an update is noticed while workers collect."""
 
 ARRAYS = ("time_steps", "actions", "info", "carry")
-"""What a worker's arrays are called in errors."""
+"""Names of a worker's arrays in errors."""
 
 
 @runtime_checkable
@@ -45,26 +45,26 @@ class AdvisesOnLag(Protocol):
 
     @property
     def lag_advice(self) -> str:
-        """The settings, and the lag that they allow; empty if it is the largest."""
+        """Describe the settings that allow a larger lag; empty if there are none."""
         ...
 
 
 class WorkerRollouts:
-    """The rollouts of one training, collected by workers that may be ahead of the learner.
+    """The rollouts of one training run, collected by workers that may be ahead of the learner.
 
-    Rollout r is learned from in update r. A worker begins it with the newest policy, as soon as update r - lag is done: so a
-    policy is at most `lag` updates old, nothing is dropped, and every update takes one rollout of every worker. With a lag of
-    1 that policy is always that of update r - 1, and the numbers are the same in every run.
+    Update r uses rollout r. A worker begins rollout r with the newest policy, as soon as update r - lag is done, so a policy is
+    at most `lag` updates old, no rollout is dropped, and every update uses one rollout of every worker. With a lag of 1,
+    rollout r always uses the policy of update r - 1, and results are reproducible.
 
     Args:
         group: the workers.
-        agent: what is trained.
+        agent: the agent that is trained.
         state: the loop's state.
-        settings: the agent's leaves.
+        settings: leaves of the agent.
         should_stop: True discards a rollout that takes longer than a second.
 
     Raises:
-        ValueError: the agent does not learn from rollouts as old as the lag allows.
+        ValueError: the lag exceeds the agent's `max_lag`.
         TypeError: the policy calls Python.
     """
 
@@ -110,7 +110,7 @@ class WorkerRollouts:
         self._invalid = 0
         self._times = RolloutTimes(group.num_workers)
         self._begin(state)
-        # Compiled before the first rollout.
+        # Compile before the first rollout.
         self._new_policy(jax.tree.leaves(state))
 
     def collect(self, leaves: list[Any]) -> Collected | None:
@@ -126,7 +126,7 @@ class WorkerRollouts:
             self._go_on_without_absent()
         self._times.waited += time.monotonic() - start
         parts = [received.popleft() for received in self._received]
-        # Without those that stand in for workers that returned none.
+        # Without the zero-weight parts of workers that returned no rollout.
         collected = [part for part in parts if part.seconds > 0]
         self._times.add([part.seconds for part in collected], [self._learned - part.version for part in collected])
         sums = InfoSums()
@@ -139,12 +139,12 @@ class WorkerRollouts:
         return Collected((time_steps, actions, info, join([part.arrays[3] for part in parts])), sums)
 
     def learn(self, update: Callable[[], Learned]) -> Learned:
-        """Call `update`, while workers go on collecting as far as the lag allows."""
+        """Call `update` while workers go on collecting as far as the lag allows."""
         start = time.monotonic()
         if not self._lag:
             result = update()
         else:
-            # One for each update, so that none is left when the training ends; it costs 0.2 ms.
+            # A new thread for each update, so that none is left when the training ends; it costs 0.2 ms.
             with ThreadPoolExecutor(1) as thread:
                 future = thread.submit(update)
                 while not future.done():
@@ -156,14 +156,14 @@ class WorkerRollouts:
         return result
 
     def metrics(self) -> dict[str, float]:
-        """What the workers did since the last report."""
+        """Metrics of the workers since the last report."""
         invalid, self._invalid = self._invalid, 0
         metrics = self._times.metrics() | {"rollouts/invalid": float(invalid)} | self._group.metrics()
         self._times = RolloutTimes(self._group.num_workers)
         return metrics
 
     def _begin(self, state: LoopState) -> None:
-        """Send the workers the way to act, and where they are in the episodes."""
+        """Send the policy's layout to the workers, with their time steps and carries."""
         group, supervisor = self._group, self._group.supervisor
         group.acting = self._acting
         supervisor.warm_up = 0.0 if self._acting.in_numpy else group.options.start_timeout
@@ -180,8 +180,8 @@ class WorkerRollouts:
         group.is_ahead = True
 
     def _new_policy(self, leaves: list[Any]) -> None:
-        """Take the policy of the newest update."""
-        # All that is needed until the next update, which takes the buffers of the leaves.
+        """Pack the newest policy and the random numbers of the next rollouts."""
+        # For all rollouts until the next update, which reuses the buffers of the leaves.
         for number in range(self._learned, self._learned + self._lag + 1):
             if number == self._learned or number not in self._random:
                 policy, random = self._program(self._settings, leaves, np.uint32(number))
@@ -190,32 +190,32 @@ class WorkerRollouts:
         self._shared_policy = self._group.supervisor.engine.share(self._policy)
 
     def _note_rollout_under_way(self) -> None:
-        """With a lag of 1, let snapshots hold the policy of the rollout that is learned from next."""
+        """With a lag of 1, store the policy of the next rollout to learn from in snapshots."""
         self._policies = {number: policy for number, policy in self._policies.items() if number >= self._learned}
         if self._learned in self._policies:
             version, _, vectors = self._policies[self._learned]
             self._group.under_way = {"number": self._learned, "version": version, "policy": vectors}
 
     def _request(self) -> None:
-        """Ask every idle worker for its next rollout, if the lag allows."""
+        """Request the next rollout from every idle worker, if the lag allows."""
         group = self._group
         for worker, number in enumerate(self._requested):
             if number > self._learned + self._lag or not group.supervisor.is_idle(worker):
                 continue
             policy, version = self._shared_policy, self._learned
             if self._lag == 1:
-                # All parts of a rollout are of one policy, also those that are collected again.
+                # All parts of a rollout use the same policy, repeated parts too.
                 version, policy, _ = self._policies.setdefault(number, (version, policy, self._policy))
             group.supervisor.request(worker, "rollout", number, version, policy, self._random_for(worker, number))
             self._requested[worker], self._versions[worker] = number + 1, version
 
     def _random_for(self, worker: int, number: int) -> npt.NDArray[Any]:
-        """What the worker's actions of a rollout are drawn with."""
+        """Return the random numbers or key bits for a worker's actions in a rollout."""
         random = self._random[number]
         return random[:, self._group.rows(worker)] if self._acting.in_numpy else random[worker]
 
     def _serve(self, seconds: float) -> None:
-        """Take what workers return, at most for so long, and ask them for more."""
+        """Handle results of workers for up to `seconds`, and request more rollouts."""
         for worker, method, result in self._group.supervisor.results(seconds):
             if method == "rollout":
                 self._take(worker, result)
@@ -226,7 +226,7 @@ class WorkerRollouts:
         self._request()
 
     def _go_on_without_absent(self) -> None:
-        """If only workers are missing for which nobody should wait, let their rows have weight 0, and begin new episodes."""
+        """If all missing workers are absent, use zero-weight rollouts for them, and let these workers begin new episodes."""
         group, supervisor = self._group, self._group.supervisor
         missing = [worker for worker, received in enumerate(self._received) if not received]
         if not all(supervisor.is_absent(worker) for worker in missing):
@@ -239,7 +239,7 @@ class WorkerRollouts:
             group.states[worker] = WorkerState(seed_of_new_episodes(state.seed, self._number), carry=state.carry)
             self._requested[worker] = self._number + 1
             supervisor.withdraw(worker)
-            # It may be starting in the episodes that are cut here.
+            # The worker may be starting in the episodes that are cut here.
             supervisor.request(worker, "begin", group.states[worker], self._acting)
 
     def _take(self, worker: int, result: Any) -> None:
@@ -256,7 +256,7 @@ class WorkerRollouts:
             return
         wanted = number, self._versions[worker]
         if isinstance(result, WorkerRollout) and (result.number, result.version) != wanted:
-            # An earlier rollout that arrived again: the one that was asked for is collected from its snapshot.
+            # An earlier rollout arrived again: repeat the requested one from its snapshot.
             self._requested[worker] = number
             group.supervisor.fail(worker, f"returned rollout {result.number}, not {number}")
             return
@@ -275,10 +275,10 @@ class WorkerRollouts:
 
 
 def check_lag(agent: Agent, lag: int) -> None:
-    """Check that an agent learns from rollouts that are so many updates old.
+    """Check that an agent can learn from rollouts that are `lag` updates old.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the lag exceeds the agent's `max_lag`.
     """
     limit = agent.max_lag if isinstance(agent, SupportsLag) else 0
     if limit is not None and lag > limit:
@@ -293,7 +293,7 @@ def check_lag(agent: Agent, lag: int) -> None:
 def _request_program(
     shape: tuple[Any, ...], packing: Packing, num_steps: int, num_envs: int, num_workers: int
 ) -> Callable[..., tuple[Mapping[str, Array], Array]]:
-    """The policy's vectors, and what a rollout's actions are drawn with: `[T, B, ...]`, or the bits of keys `[W, T, ...]`."""
+    """Compile a program that returns the policy's vectors, and noise `[T, B, ...]` or key bits `[W, T, ...]` for actions."""
 
     def request(settings: list[Array], leaves: list[Array], number: UInt32[Array, ""]) -> tuple[Mapping[str, Array], Array]:
         agent, state = shape[0].unflatten([*settings, *leaves])
@@ -304,7 +304,7 @@ def _request_program(
         if actor is not None:
             noise = jax.vmap(lambda step_key: actor.noise(policy, step_key, num_envs))(step_keys(key, start, num_steps))
             return packing.pack(policy), noise
-        # One worker draws what this process would.
+        # One worker draws the same actions as this process would.
         keys = [key] if num_workers == 1 else [jax.random.fold_in(key, worker) for worker in range(num_workers)]
         return packing.pack(policy), jnp.stack([jax.random.key_data(step_keys(key, start, num_steps)) for key in keys])
 
@@ -312,7 +312,7 @@ def _request_program(
 
 
 def _expected_shapes(agent: Agent, state: LoopState, rows: int) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
-    """The shapes and dtypes of a worker's arrays, with `rows` environments."""
+    """Return the shapes and dtypes of the arrays of a worker with `rows` environments."""
 
     def one_step(state: LoopState) -> tuple[TimeStep, PyTree, PyTree, PyTree]:
         time_step, carry = jax.tree.map(lambda x: x[:rows], (state.time_step, state.carry))
@@ -329,7 +329,7 @@ def _stacked(tree: Any, steps: int) -> Any:
 
 
 def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) -> str | None:
-    """What is wrong with what a worker returned, or None."""
+    """Describe the first error in a worker's result, or return None."""
     if isinstance(rollout, Failure):
         return f"a value is invalid: {rollout.invalid_value}"
     if not isinstance(rollout, WorkerRollout):
@@ -348,7 +348,7 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
 def _without_weight(
     number: int, version: int, expected: tuple[TimeStep, PyTree, PyTree, PyTree], state: WorkerState
 ) -> WorkerRollout:
-    """A rollout in which nothing happens; see `without_weight`."""
+    """Create a rollout of weight 0; see `without_weight`."""
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), expected)
     carry = zeros[3] if state.carry is None else state.carry
     return WorkerRollout(number, version, (without_weight(zeros[0]), zeros[1], zeros[2], carry), InfoSums(), None, 0.0)
