@@ -1,6 +1,6 @@
 """The loops that train an agent: compiled as one program, or stepping an environment on the host; and evaluation.
 
-`polyak.train.run` picks one, and adds the run directory, the display and the evaluation. Here they are alone.
+`polyak.train.run` picks one of these loops, and adds the run directory, the display and the evaluation.
 """
 
 from polyak.loops.compiled_loop import compiled

@@ -19,13 +19,13 @@ Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 
 
 def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> "Actors":
-    """The faster of the two ways of acting that the policy supports.
+    """Return the faster way of acting that the policy supports: in NumPy, or by one jitted call per step.
 
     Args:
         policy: the policy, or its shapes.
-        key_impl: the implementation of the keys.
+        key_impl: implementation of the random keys.
         num_envs: B.
-        exact: whether actions must equal those of a compiled loop bit for bit. NumPy may differ by rounding.
+        exact: require actions equal, bit for bit, to the actions of a compiled loop; NumPy may differ by rounding.
     """
     # A policy that calls Python makes the same call, with the same result, from a compiled program.
     exact = exact and not isinstance(policy, CallsPython)
@@ -33,12 +33,12 @@ def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> "
 
 
 def acts_in_numpy(policy: Policy, num_envs: int) -> bool:
-    """Whether NumPy is the faster way for a policy in so many environments."""
+    """Return True if a policy acts faster in NumPy than in JAX, for B = `num_envs`."""
     return find_numpy_actor(policy, num_envs) is not None
 
 
 def find_numpy_actor(policy: Policy, num_envs: int) -> NumPyActor | None:
-    """See `numpy_actor`, which is imported when it is needed: policies in Python, and those of a file, act without Flax."""
+    """Return `numpy_actor(policy, num_envs)`, imported lazily so that Python policies and exported policies need no Flax."""
     if isinstance(policy, CallsPython):
         return NumPyActor(type(policy).seed, type(policy).direct_call)
     from polyak.policies.numpy_policies import numpy_actor
@@ -48,17 +48,17 @@ def find_numpy_actor(policy: Policy, num_envs: int) -> NumPyActor | None:
 
 @dataclass(frozen=True)
 class Actors:
-    """One way of acting, for all policies of one structure: in NumPy, or by one jitted call per step.
+    """Acts with any policy of one tree structure, in NumPy or by one jitted call per step.
 
-    In NumPy, JAX only draws the random numbers, of many steps at a time. The jitted call takes the policy's leaves, and keys as
-    plain integers, derived many at a time: a nested tree, a typed key and a `fold_in` would each cost tens of microseconds per
-    step.
+    If the policy acts in NumPy, JAX only draws random numbers, for many steps at a time. The jitted call takes the policy's
+    leaves, and keys as plain integers, derived for many steps at a time: a nested tree, a typed key and a `fold_in` would each
+    cost tens of microseconds per step.
 
     Attributes:
-        shape: of the policy, see `shape_of`.
-        key_impl: the implementation of the keys.
+        shape: `shape_of` the policy.
+        key_impl: implementation of the random keys.
         num_envs: B.
-        in_numpy: which of the two.
+        in_numpy: the policy acts in NumPy.
     """
 
     shape: tuple[Any, ...]
@@ -67,13 +67,13 @@ class Actors:
     in_numpy: bool
 
     def draws(self, policy: Policy, keys: Key[Array, " T"]) -> Array:
-        """What the actions of steps with these keys are drawn with, `[T, ...]`: noise, or the bits of the keys; traced."""
+        """Return the random numbers for the actions of steps with these keys, `[T, ...]`: noise, or the keys' bits; traced."""
         if not self.in_numpy:
             return jax.random.key_data(keys)
         return jax.vmap(lambda key: self._numpy_actor.noise(policy, key, self.num_envs))(keys)
 
     def start(self, leaves: Sequence[Any]) -> Act:
-        """`act(time_step, carry, draw)` of the policy with these leaves, on one device; NumPy sees them without a copy."""
+        """Return `act(time_step, carry, draw)` for a policy with these leaves, on one device; NumPy copies no leaves."""
         if not self.in_numpy:
             program = self._program
             return lambda time_step, carry, bits: program(leaves, bits, time_step, carry)
@@ -88,19 +88,19 @@ class Actors:
     def _numpy_actor(self) -> NumPyActor:
         (policy,) = jax.tree.unflatten(*self.shape[:2])
         actor = find_numpy_actor(policy, self.num_envs)
-        assert actor is not None, "as acts_in_numpy says"
+        assert actor is not None, "acts_in_numpy has found one"
         return actor
 
 
 def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool, block: int) -> Actor:
-    """An actor for any number of steps; call it with t = 0, 1, ... in order.
+    """Create an actor for any number of steps; call it with t = 0, 1, ... in order.
 
     Args:
         policy: the policy, with its arrays on one device.
-        key: the source of all randomness in the actions.
+        key: source of all randomness in the actions.
         num_envs: B.
         exact: see `actors_of`.
-        block: number of steps whose draws are made at a time.
+        block: number of steps for which random numbers are drawn at a time.
     """
     actors = actors_of(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
     act_with, draws = actors.start(jax.tree.leaves(policy)), np.zeros(0)
@@ -116,13 +116,13 @@ def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool,
 
 
 def act_with_keys(policy: Policy, key_data: Any, key_impl: str) -> Actor:
-    """Acts by one jitted call per step, with the keys of these bits `[T, ...]`."""
+    """Create an actor that makes one jitted call per step, with keys from the bits `key_data`, `[T, ...]`."""
     program, leaves = _act_program(shape_of(policy), key_impl), jax.tree.leaves(policy)
     return lambda t, time_step, carry: program(leaves, key_data[t], time_step, carry)
 
 
 def step_keys(key: PRNGKeyArray, start: Any, count: int) -> Key[Array, " count"]:
-    """Keys of the `count` steps that begin at step `start`."""
+    """Return the keys of the `count` steps from step `start`."""
     return jax.vmap(jax.random.fold_in, (None, 0))(key, start + jnp.arange(count, dtype=jnp.uint32))
 
 

@@ -1,4 +1,4 @@
-"""Checks of what an agent gives a loop: errors in its own words, in place of those of the compiled program around it."""
+"""Validates the outputs of user-defined agents, so that errors name the agent's method and not an operation of XLA."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,22 +12,22 @@ from polyak.loops.metrics import is_number
 
 METHODS = tuple(name for name in vars(Agent) if not name.startswith("_"))
 METHODS_OF_A_POLICY = ("initial_state", "action")
-"""What loops call of `collect_policy(state)`."""
+"""Methods of `collect_policy(state)` that loops call."""
 
 
 def check_agent(owner: str, agent: Any) -> None:
     """Check that an object is an agent.
 
     Raises:
-        TypeError: it is its class, for example; or it lacks a method; or it is no pytree, as which its settings are arguments
-            of compiled programs.
+        TypeError: the object is a class, lacks a method of an agent, or is no pytree. Compiled programs take the settings of
+            an agent as leaves.
     """
     kind = type(agent).__name__
     if isinstance(agent, type):
         raise TypeError(f"{owner}: agent must be an agent, got the class {agent.__name__}; pass {agent.__name__}(env.spec)")
     missing = _missing(agent, METHODS)
     if not isinstance(agent, Agent) or missing:
-        # Of an agent that is nearly one.
+        # List the missing methods only if the object has most of them.
         lacks = f" object, which lacks {', '.join(missing)}" if 2 * len(missing) < len(METHODS) else ""
         got = kind if lacks else f"{agent!r:.80}"
         raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {got}{lacks}")
@@ -39,7 +39,7 @@ def check_collect_policy(agent: Agent, policy: Any) -> None:
     """Check that an agent's `collect_policy` has returned a policy.
 
     Raises:
-        TypeError: it has not.
+        TypeError: the result lacks a method of a policy.
     """
     if missing := _missing(policy, METHODS_OF_A_POLICY):
         got = f"{type(policy).__name__}, which lacks {' and '.join(missing)}"
@@ -47,15 +47,16 @@ def check_collect_policy(agent: Agent, policy: Any) -> None:
 
 
 def check_update(agent: Agent, before: PyTree, result: Any) -> None:
-    """Check, while it is traced, what an agent's `update` has returned.
+    """Check the result of an agent's `update`, while tracing.
 
     Args:
-        before: the state that it was called with.
-        result: what it returned.
+        agent: the agent.
+        before: the state with which `update` was called.
+        result: the result of `update`.
 
     Raises:
-        TypeError: it is no pair of a state and metrics, or a metric is no number; the message names the metric.
-        ValueError: the state has other leaves than before, or one has another shape or dtype; the message names the leaf.
+        TypeError: the result is no pair of a state and metrics, or a metric is no number; the message names the metric.
+        ValueError: the new state has other leaves, or a leaf has another shape or dtype; the message names the leaf.
     """
     owner = f"{type(agent).__name__}.update"
     if not (isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)):

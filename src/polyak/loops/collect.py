@@ -28,8 +28,8 @@ from polyak.loops.rollouts import collect_rollout as collect_on_host
 def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Rollout:
     """Run a policy in fresh episodes and return the `Rollout` that agents learn from, `[num_steps, num_envs]`.
 
-    A JAX environment runs in one compiled program, any other is stepped from Python, as in the training loops. The same
-    policy, JAX environment and key give the same numbers when the environment is stepped from the host (as a `JaxEnvOnHost`).
+    A JAX environment runs in one compiled program, other environments are stepped from Python, as in the training loops. Equal
+    policies, JAX environments and keys give equal numbers if the environment is stepped from the host (as a `JaxEnvOnHost`).
     PPO and the other agents without a replay, with a recurrent network or with values computed while collecting, learn only
     from rollouts of their own policy.
 
@@ -40,7 +40,7 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
         key: source of all randomness; a host environment is seeded from it.
 
     Raises:
-        TypeError: `num_steps` is not an integer, or `env` is not an environment.
+        TypeError: `num_steps` is no integer, or `env` is no environment of `polyak.envs.make`.
         ValueError: `num_steps` is below 1, or the policy was built for other spaces.
         RuntimeError: the policy reports a failure (a script that has ended).
         Exception: any exception of a Python policy, unchanged.

@@ -65,8 +65,9 @@ def compiled(
     The same agent, environment, key and number of devices give the same numbers, independent of `report_every` and of
     stopping and resuming. Training ends after the first iteration that reaches `env_steps`.
 
-    Where `jax.distributed` has connected processes, all of them call this function with equal arguments and `devices` of all
-    of them together. The first process alone calls the callbacks and `should_stop`; the result is whole in each.
+    If `jax.distributed` has connected processes, all processes call this function with equal arguments; `devices` counts the
+    devices of all processes. Only the first process calls the callbacks and `should_stop`; each process returns the complete
+    result.
 
     Args:
         agent: the agent to train.
@@ -75,7 +76,7 @@ def compiled(
         key: source of all randomness; not used when resuming.
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
-        devices: number of host devices or accelerators over which the environments are split, in all processes.
+        devices: number of host devices or accelerators, in all processes, over which the environments are split.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         should_stop: called between chunks, about twice a second; True ends training after a last report.
@@ -109,7 +110,7 @@ def compiled(
             steps, iterations = (int(x) for x in jax.device_get(done))
         reporter.advance(steps, iterations, finished)
         max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
-        # Clocks, signals and callbacks are those of the first process.
+        # The first process decides, as clocks, signals and callbacks differ between processes.
         decisions = (max_iterations, should_stop(), reporter.is_due(metrics, due))
         max_iterations, must_stop, must_report = agree(mesh, *decisions)
         stopped = "request" if must_stop else None
@@ -126,7 +127,7 @@ def compiled(
 
 
 def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
-    """The loop's state before the first iteration."""
+    """Return the loop's state before the first iteration."""
     env_state, time_step = jitted_init(env)(env_reset_key(run_env_key(key)))
     return initial(agent, env.num_envs, key, env_state, time_step)
 
@@ -134,7 +135,7 @@ def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
 def iteration(
     agent: Agent, env: Env, update: Callable[..., tuple[PyTree, Metrics]], state: LoopState
 ) -> tuple[LoopState, UInt32[Array, ""], EpisodeTotals, Metrics]:
-    """Collect a rollout and update the agent: the loop's body. Also returns the number of valid transitions."""
+    """Collect a rollout and update the agent; also returns the number of valid transitions."""
     keys = iteration_keys(state.key, state.iteration, agent.num_steps)
     (env_state, time_step, carry), rollout = collect_rollout(agent, env, state, keys)
     agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
@@ -184,12 +185,12 @@ def run_chunk(
 ) -> tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics]:
     """Iterate until `env_steps` are done, at most `max_iterations` times.
 
-    Also returns the (env_steps, iterations) done, the finished episodes and the metrics. Both limits are traced, so one
-    compilation serves every chunk.
+    Also returns the (env_steps, iterations) done, the totals of finished episodes and the metrics. Both limits are traced, so
+    every chunk uses the same compiled program.
 
     Args:
-        body: one iteration; or one of several seeds, whose env_steps are a vector as `env_steps` is. All seeds iterate until
-            each has reached its own number.
+        body: one iteration, of one seed or of several seeds. With several seeds, `env_steps` is a vector, and all seeds iterate
+            until each has reached its number of env_steps.
     """
     # Jitted, so that it is traced once, for both the shapes and the loop.
     body = jax.jit(body, inline=True)
@@ -233,5 +234,5 @@ def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> 
 
 
 def iterations_for(seconds: float, iteration_seconds: float) -> int:
-    """The number of iterations in `seconds`, from the time that one takes."""
+    """Return the number of iterations in `seconds`, from the time of one iteration."""
     return int(np.clip(seconds / max(iteration_seconds, 1e-9), 1, 1_000_000))

@@ -1,4 +1,4 @@
-"""Episode returns and lengths, computed from time steps in the same way by every loop, and what environments report."""
+"""Episode returns and lengths, computed from time steps equally in every loop, and means of values from `info`."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -56,10 +56,11 @@ class EpisodeTotals:
 
 
 def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, EpisodeTotals]:
-    """Update `episodes` with time steps `[T+1, B]`, skipping the first, which the previous call counted.
+    """Update `episodes` with time steps `[T+1, B]`, skipping the first time step, which the previous call counted.
 
-    A first time step that begins an episode ends one without its return: its environment was made again. A time step that
-    both begins and ends an episode stands for none.
+    If the first time step begins an episode, the running episode is dropped without its return: the environment was restarted.
+        A
+    time step that both begins and ends an episode is not counted as an episode.
     """
 
     def step(episodes: Episodes, time_step: EpisodeRecord) -> tuple[Episodes, tuple[Array, Array, Array]]:
@@ -94,19 +95,19 @@ def _zero_where(first: Bool[Array, " B"], episodes: Episodes) -> Episodes:
 
 
 class InfoSums:
-    """Counts and sums of the values that an environment reports in `info`, by tag; see `ReportsInfo`."""
+    """Counts and sums, by tag, of the values that an environment reports in `info`; see `ReportsInfo`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, float]] = {}
 
     def add(self, info: Mapping[str, npt.NDArray[np.float64]]) -> None:
-        """Add the values of one time step; NaN stands for none."""
+        """Add the values of one time step; NaN means no value."""
         for tag, values in info.items():
             present = values[~np.isnan(values)]
             self._add(tag, present.size, float(present.sum()))
 
     def merge(self, other: "InfoSums") -> None:
-        """Add all that `other` has summed."""
+        """Add the counts and sums of `other`."""
         for tag, (count, total) in other._sums.items():
             self._add(tag, count, total)
 
@@ -115,7 +116,7 @@ class InfoSums:
         return self._sums.get(tag, (0, 0.0))[0]
 
     def means(self) -> dict[str, float]:
-        """The mean of each tag's values; tags without a value are left out."""
+        """Return the mean of each tag's values; tags without a value are omitted."""
         return {tag: total / count for tag, (count, total) in self._sums.items() if count}
 
     def _add(self, tag: str, count: int, total: float) -> None:
@@ -134,11 +135,11 @@ def has_all_returns(recorded: int, episodes: int) -> bool:
 
 
 class EpisodeStatistics:
-    """The metrics of a report that come from the environment, on the host.
+    """Metrics of a report about episodes and `info`, on the host.
 
     Returns, lengths and successes are means over about the last 100 episodes; other values of `info`, over the time since the
-    last report. Where environments record returns in `info["episode"]`, `rollout/ep_rew_mean` is the mean of those, and
-    `rollout/ep_agent_rew_mean` that of the rewards that the agent sees (which a wrapper may have changed).
+    last report. If environments record returns in `info["episode"]`, `rollout/ep_rew_mean` is the mean of the recorded returns,
+    and `rollout/ep_agent_rew_mean` the mean return from the rewards that the agent sees, which a wrapper may have changed.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class EpisodeStatistics:
         self.total = 0
 
     def add(self, finished: EpisodeTotals, info: InfoSums | None = None) -> None:
-        """Add completed episodes and what was reported meanwhile; drop episodes older than the last 100."""
+        """Add completed episodes and sums of `info`; drop episodes older than the last 100."""
         info = InfoSums() if info is None else info
         self._since_report.merge(info)
         count, returns, lengths = (np.asarray(x).item() for x in (finished.count, finished.returns, finished.lengths))
@@ -158,7 +159,7 @@ class EpisodeStatistics:
             self._finished.popleft()
 
     def metrics(self) -> dict[str, float]:
-        """The means by tag, those of episodes only once one has ended; the next call starts from here."""
+        """Return the means by tag, without episode metrics before the first episode has ended; resets the means of `info`."""
         metrics = {tag: mean for tag, mean in self._since_report.means().items() if tag not in (RETURN, SUCCESS)}
         self._since_report = InfoSums()
         count = sum(entry[0] for entry in self._finished)

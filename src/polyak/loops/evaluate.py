@@ -32,10 +32,10 @@ from polyak.loops.loop import (
 )
 from polyak.loops.program_cache import cached_per_env, jitted_init
 
-# Steps between checks whether all episodes have ended.
+# Number of steps after which the compiled program returns to the host.
 CHUNK = 256
 
-# Of a policy in Python that steps a JAX environment: to compile a program that calls it takes as long, for each policy anew.
+# A policy in Python steps a JAX environment from the host first: compiling a program takes as long as this many steps.
 STEPS_BEFORE_COMPILING = 4096
 
 
@@ -49,10 +49,10 @@ class Evaluation:
     """Returns and lengths of the evaluated episodes, ordered by environment.
 
     Attributes:
-        returns: undiscounted returns, in the environment's units: those that it records in `info["episode"]`, else the sums
-            of its rewards.
+        returns: undiscounted returns, in the environment's units: the returns recorded in `info["episode"]` if there are any,
+            else the sums of rewards.
         lengths: episode lengths, in steps.
-        successes: `info["is_success"]` at the end of each episode, NaN where it was missing; None if it always was.
+        successes: `info["is_success"]` at the end of each episode, NaN where it is missing; None if it is always missing.
     """
 
     returns: npt.NDArray[np.float64]
@@ -96,8 +96,8 @@ def evaluate(
 ) -> Evaluation:
     """Run a policy for exactly `episodes` episodes.
 
-    The episodes are divided equally among the environments (the first few run one more), and each environment contributes
-    its first ones: counting whichever episodes end first would favour short episodes.
+    The episodes are divided equally among the environments (the first few environments run one more), and the first episodes
+    of each environment count: counting the episodes that end first would favour short episodes.
 
     Args:
         policy: the policy to evaluate; `agent.policy(state)` is an agent's greedy policy.
@@ -152,7 +152,7 @@ class _EpisodeLog:
         self._running_length = np.zeros(len(quota), np.int64)
 
     def add(self, counted: EpisodeRecord, info: Mapping[str, npt.NDArray[np.float64]] = MappingProxyType({})) -> None:
-        """Add one time step of all environments, and what they report of it in `info`."""
+        """Add one time step of all environments, and the values that the environments report in `info`."""
         self._running_return = np.where(counted.first, 0.0, self._running_return + counted.reward)
         self._running_length = np.where(counted.first, 0, self._running_length + 1)
         none = np.full(len(self._quota), np.nan)
@@ -166,12 +166,12 @@ class _EpisodeLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every environment has completed its quota."""
+        """True if every environment has completed its quota."""
         return not self.is_running.any()
 
     @property
     def is_running(self) -> npt.NDArray[np.bool_]:
-        """Whether each environment has episodes left to complete."""
+        """True for each environment that has episodes left to complete."""
         return self.num_left > 0
 
     @property
@@ -197,7 +197,7 @@ def _evaluate_on_host(
     max_steps: int | None,
     stop_at: int | None = None,
 ) -> tuple[_EpisodeLog, int, TimeStep, PyTree]:
-    """The episodes, the number of steps, and the last time step and carry; ends after `stop_at` steps, also if incomplete."""
+    """Return the episodes, the number of steps, and the last time step and carry; `stop_at` ends an incomplete evaluation."""
     time_step, carry = env.reset(seed), policy.initial_state(env.num_envs)
     actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
     reporter = env if isinstance(env, ReportsInfo) else None

@@ -87,13 +87,13 @@ def host(
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: number of host devices or accelerators over which the update is split.
-        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`, from where
-            each update gets its batches; priorities then change what the next update draws, not the rest of this one.
+        replay_on: memory of the agent's replay: `"device"`, the memory of the training device; or `"host"`, from which
+            each update gets its batches, so that new priorities take effect at the next update.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
-        should_stop: called after every update, and at every step where rollouts take more than a second; True ends training
-            after a last report. Such a rollout is discarded, and the environment is restored to its start if it supports
-            snapshots.
+        should_stop: called after every update, and at every step of rollouts that take more than a second; True ends training
+            after a last report. A slow rollout is discarded, and the environment is restored to the start of the rollout if the
+            environment supports snapshots.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
@@ -132,7 +132,7 @@ def host(
         if collected is not None:
             reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if collected is None or should_stop() else None
-        # Without an update since the last report there is nothing to report.
+        # Skip the report if there was no update since the last report.
         if metrics is not None and (stopped or reporter.is_due(metrics.last, due)):
             due = target.next_report(reporter.env_steps)
             since_report = {**metrics.unpack(), **rollouts.metrics()}
@@ -145,7 +145,7 @@ def host(
 def _place(
     agent: Agent, mesh: Mesh | None, replay_on: ReplayOn, num_envs: int, first: Callable[..., LoopState]
 ) -> tuple[ReplayPlace, LoopState]:
-    """The memory of the replay, and the state to learn with."""
+    """Return the memory of the replay, and the state to train with."""
     with replay_memory(replay_on):
         state = first(num_envs=num_envs, replay_on_host=replay_on == "host")
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
@@ -162,7 +162,7 @@ def _make_rollouts(
     settings: list[Any],
     should_stop: Callable[[], bool],
 ) -> tuple[Rollouts, RolloutActors | None]:
-    """The source of rollouts, and that of their actors; None where they are in other processes."""
+    """Return the source of rollouts, and the source of their actors, or None if other processes act."""
     if isinstance(env, MakesRollouts):
         return env.rollouts(agent, state, settings, should_stop), None
     actors = RolloutActors(agent, state, mesh, settings, exact=isinstance(env, JaxEnvOnHost))
@@ -195,20 +195,21 @@ def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
 
 
 def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:
-    """The agent's numbers; as arrays where one device uses them, which saves moving them there in every round."""
+    """Return the leaves of the agent; as arrays if one device uses them, so that no iteration moves them there again."""
     return [jnp.asarray(leaf) if mesh is None else leaf for leaf in jax.tree.leaves(agent)]
 
 
 def _compile(
     agent: Agent, mesh: Mesh | None, settings: list[Any], state: LoopState, replay: ReplayPlace, actors: RolloutActors | None
 ) -> tuple[Update, Array]:
-    """`learn(state, means, (time_steps, actions, info, carry))`, compiled before the first step, and empty `means`.
+    """Compile `learn(state, means, (time_steps, actions, info, carry))` before the first step; also returns empty `means`.
 
-    `state` is a list of leaves; `means` are those of the metrics since the last report. It returns the fields of `Learned`.
+    `state` is a list of leaves; `means` are the means of the metrics since the last report. `learn` returns the fields of
+    `Learned`.
 
     Args:
-        actors: whose first one is called, which compiles it too; None for a policy that calls Python, whose output shapes are
-            traced, or acts in other processes.
+        actors: source of actors; the first actor is called, which compiles it. None for a policy that acts in other processes,
+            or that calls Python: the shapes of the policy's outputs are then traced.
     """
     time_step, carry = jax.tree.map(np.asarray, (state.time_step, state.carry))
     if actors is None:
@@ -238,9 +239,9 @@ def _update(program: Update, leaves: list[Any], means: Array, collected: Collect
 def _program(
     mesh: Mesh | None, shape: tuple[Any, ...], rollout_shape: tuple[Any, ...], inputs: ActorInputs | None
 ) -> tuple[Any, int]:
-    """`_learn` and then `inputs.compute`, jitted, and the number of means.
+    """Return `_learn` followed by `inputs.compute`, jitted, and the number of means.
 
-    One function per argument shape, so that the cache holds only a few.
+    There is one function per argument shape, so that the cache of each function stays small.
     """
     structure, avals, _ = shape
     agent, state = jax.tree.unflatten(structure, avals)

@@ -1,4 +1,4 @@
-"""The replay of an agent in the memory of the host, while the agent learns on an accelerator."""
+"""An agent's replay in host memory, while the agent trains on an accelerator."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,42 +17,42 @@ from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 
 ReplayOn: TypeAlias = Literal["device", "host"]
-"""The memory of a replay: that of the device that learns, or of the host."""
+"""Memory of a replay: the memory of the training device, or host memory."""
 
 Arrays: TypeAlias = tuple[TimeStep, PyTree, PyTree, PyTree]
 """`Collected.arrays`: time steps, actions, info, and the carry after the last step."""
 
 Update: TypeAlias = Callable[[list[Any], Array, Arrays], tuple[Any, ...]]
-"""An update: of the leaves of the state, the means and a rollout to the fields of `Learned`, of which the leaves are first."""
+"""`update(leaves, means, arrays)`: leaves of the state, means of metrics, a rollout; returns the fields of `Learned`."""
 
 
 @runtime_checkable
 class ReplayPlace(Protocol):
-    """The memory of a training's replay, and what the host loop's state has in its place."""
+    """Puts an agent's replay into host memory, or leaves it in the agent's state."""
 
     def take(self, state: LoopState) -> LoopState:
-        """The state to learn with, of one with the replay."""
+        """Take the replay from the state; returns the state to train with."""
         ...
 
     def give_back(self, state: LoopState) -> LoopState:
-        """The reverse."""
+        """Return the state with the replay; the inverse of `take`."""
         ...
 
     def compile(self, arrays: Arrays) -> None:
-        """Compile for rollouts like this one."""
+        """Compile for rollouts of these shapes."""
         ...
 
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
-        """What `update` returns for the leaves of the state, the means and a rollout."""
+        """Call `update` on the leaves of the state, the means and a rollout, with batches of the replay."""
         ...
 
 
 class HostReplay:
-    """A replay in the host's memory. Its programs run there; batches go to the device that learns.
+    """A replay in host memory. Its programs run on the CPU; batches are copied to the training device.
 
     Args:
-        agent: what is trained.
-        learner: the device.
+        agent: the agent that is trained.
+        learner: the training device.
     """
 
     def __init__(self, agent: Agent, learner: jax.Device) -> None:
@@ -65,10 +65,10 @@ class HostReplay:
         self._shapes: PyTree = None
 
     def take(self, state: LoopState) -> LoopState:
-        """The state with batches of zeros in place of the replay, on the device that learns."""
+        """Take the replay; returns the state with batches of zeros in its place, on the training device."""
         agent_state: Any = state.agent
         self._replay = jax.device_put(getattr(agent_state, self._field), self._host)
-        # Copies: an update donates the state.
+        # Copies, because an update donates the state.
         copies = copy_buffers((agent_state.env_steps, state.key, state.iteration, state.carry))
         self._env_steps, self._key, self._iteration, self._carry = jax.device_put(copies, self._host)
         if self._shapes is None:
@@ -81,7 +81,7 @@ class HostReplay:
         return learned
 
     def give_back(self, state: LoopState) -> LoopState:
-        """The state with the replay."""
+        """Return the state with the replay."""
         return self._with(state, self._replay)
 
     def compile(self, arrays: Arrays) -> None:
@@ -94,7 +94,7 @@ class HostReplay:
         self._draw, self._return_errors = partial(draw, self._settings), partial(return_errors, self._settings)
 
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
-        """Add the rollout to the replay, put the batches of the update into the state, and set their priorities after it."""
+        """Add the rollout to the replay, update with batches of the replay, and set the new priorities of the batches."""
         time_steps, actions, _, carry = arrays
         rollout = Rollout(time_steps, actions, carry=self._carry)
         self._replay, drawn, counters = self._draw(self._replay, rollout, self._key, self._iteration, self._env_steps)
@@ -129,33 +129,33 @@ class DeviceReplay:
         return state
 
     def compile(self, arrays: Arrays) -> None:
-        """Nothing runs but the update."""
+        """Do nothing."""
 
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
-        """`update`, and nothing else."""
+        """Call `update`."""
         return update(leaves, means, arrays)
 
 
 def host_device() -> jax.Device:
-    """The device whose memory is the host's.
+    """Return the CPU device of JAX.
 
     Raises:
-        ValueError: JAX was started without its CPU.
+        ValueError: JAX was started without the CPU platform.
     """
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
         raise ValueError(
-            f"train: replay_on='host' needs JAX's CPU beside the accelerator: add cpu to JAX_PLATFORMS ({error})"
+            f"train: replay_on='host' needs JAX's CPU platform next to the accelerator: add cpu to JAX_PLATFORMS ({error})"
         ) from error
 
 
 def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_checkpoints: bool = True) -> None:
-    """Check that the agent's replay can be in this memory, and that there is one where checkpoints are to be without.
+    """Check that the agent supports `replay_on`, and has a replay if `in_checkpoints` is False.
 
     Raises:
-        TypeError, ValueError: it is neither `"device"` nor `"host"`, or the agent has no replay that can be outside of its
-            state, or the loop or the number of devices needs it there, or JAX was started without its CPU.
+        TypeError, ValueError: `replay_on` is neither `"device"` nor `"host"`; or the agent, the loop or the number of devices
+            does not support a replay in host memory; or JAX was started without the CPU platform.
     """
     check_choice("train", "replay_on", replay_on, ("device", "host"))
     if not in_checkpoints and not isinstance(agent, HasReplay):
@@ -177,13 +177,13 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_ch
 
 
 def replay_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
-    """A context in which new arrays are in the memory of the replay: in that of the learner's device it might not fit."""
+    """Return a context in which new arrays are created in the memory of the replay, as device memory may be too small."""
     return nullcontext() if replay_on == "device" else jax.default_device(host_device())
 
 
 @cached_per_env
 def _programs(shape: tuple[Any, ...]) -> tuple[Any, Any]:
-    """`_draw` and the agent's `return_errors`, jitted; of the agent's leaves in place of the agent.
+    """Return `_draw` and the agent's `return_errors`, jitted; both take the agent's leaves in place of the agent.
 
     Args:
         shape: `shape_of` the agent and the loop's state.
@@ -207,7 +207,7 @@ def _draw(
     iteration: UInt32[Array, ""],
     env_steps: UInt32[Array, ""],
 ) -> tuple[PyTree, PyTree, tuple[UInt32[Array, ""], UInt32[Array, ""]]]:
-    """The replay, the batches, and the numbers of the iteration and the env_steps after the update."""
+    """Draw batches; returns the replay, the batches, and the iteration and env_steps after the update."""
     update_key = iteration_keys(key, iteration, agent.num_steps).update
     replay, drawn = agent.draw_batches(replay, rollout, update_key, env_steps)
     return replay, drawn, (iteration + jnp.uint32(1), drawn.env_steps)

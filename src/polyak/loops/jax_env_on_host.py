@@ -19,10 +19,10 @@ from polyak.loops.program_cache import cached_per_env, jitted_init
 class JaxEnvOnHost:
     """A `HostEnv` that wraps an `Env`: stores its state, and derives the key of step n from `env_key` and n.
 
-    It gives the numbers of the compiled loop with the same run key. `reset` folds a nonzero seed into the key.
+    Results equal the compiled loop's results for the same run key. `reset` folds a nonzero seed into the key.
 
     Attributes:
-        state: the environment's, or None before `reset`.
+        state: state of the environment, or None before `reset`.
     """
 
     def __init__(self, env: Env, env_key: PRNGKeyArray) -> None:

@@ -81,13 +81,13 @@ class TrainResult(Generic[State]):
 
     Attributes:
         agent: the agent that was trained.
-        state: its state; `agent.policy(result.state)` acts.
+        state: the agent's state; `agent.policy(result.state)` is the trained policy.
         loop_state: the complete state of the loop; pass it as `resume_from` to continue.
         progress: env_steps, seconds and steps per second at the end.
         metrics: the metrics of the last report.
-        stopped: None if training reached `env_steps`, else what stopped it: `"callback"`, `"request"`, or `"diverged"` for one
-            of several seeds.
-        diagnosis: why this seed diverged; None unless it did.
+        stopped: None if training reached `env_steps`, else the reason: `"callback"`, `"request"`, or `"diverged"` for one of
+            several seeds.
+        diagnosis: why this seed diverged, or None.
     """
 
     agent: Agent[State]
@@ -115,7 +115,7 @@ class IterationKeys:
 
 
 def iteration_keys(key: PRNGKeyArray, iteration: UInt32[Array, ""], num_steps: int) -> IterationKeys:
-    """The keys of an iteration, derived from the run's key and `iteration` alone, so that either loop can resume the other."""
+    """Return the keys of an iteration, from the run's key and `iteration` only, so that each loop can resume the other."""
     env_key, loop_key = jax.random.split(key, 3)[1:]
     iteration_key = jax.random.fold_in(loop_key, iteration)
     numbers = iteration * jnp.uint32(num_steps) + jnp.arange(num_steps, dtype=jnp.uint32)
@@ -148,12 +148,12 @@ def host_seed(env_key: PRNGKeyArray) -> int:
 
 @jax.jit
 def _seed_bits(key: PRNGKeyArray) -> UInt32[Array, ""]:
-    # One program instead of the seven that it would be outside jit.
+    # One program; outside jit these operations would be seven.
     return jax.random.bits(key, dtype=jnp.uint32) >> 1
 
 
 def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, time_step: TimeStep) -> LoopState:
-    """The loop's state before the first iteration, in buffers of its own, so that it can be donated."""
+    """Create the loop's state before the first iteration, in new buffers that can be donated."""
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
     policy = agent.collect_policy(state)
@@ -180,7 +180,7 @@ def first_state(
     num_envs: int,
     replay_on_host: bool = False,
 ) -> LoopState:
-    """The state that a loop begins with, in buffers of its own: that of `start`, or of the run to resume.
+    """Return the state with which a loop begins, in new buffers: the state of `start`, or of the run to resume.
 
     Raises:
         ValueError: the replay or a rollout does not fit into memory; raised before anything runs.
@@ -193,7 +193,7 @@ def first_state(
     state = start()
     if mesh is None:
         return state
-    # Made anew on the devices: to split it would need it twice.
+    # A new replay on the devices: splitting the old replay would need twice the memory.
     return replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
 
 
@@ -207,7 +207,7 @@ def learn(
 
 
 def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArray], tuple[PyTree, Metrics]]:
-    """The agent's update: on one device, or split by environment over a mesh."""
+    """Return the agent's update, on one device or split by environment over a mesh."""
 
     def update(agent: Agent, state: PyTree, rollout: Rollout, key: PRNGKeyArray) -> tuple[PyTree, Metrics]:
         updated = agent.update(state, rollout, key, axis_name=None if mesh is None else ENVS)
@@ -229,14 +229,14 @@ def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArr
 
 
 def state_sharding(agent: Agent, mesh: Mesh) -> Any:
-    """Shardings of the agent's state on a mesh, in a tree that is a prefix of the state."""
+    """Return the shardings of the agent's state on a mesh, as a prefix tree of the state."""
     return jax.tree.map(partial(NamedSharding, mesh), agent.partition(ENVS))
 
 
 def mesh_over(devices: int, num_envs: int) -> Mesh | None:
-    """A mesh of `devices` devices over which the environments are split, or None for one device.
+    """Return a mesh of devices over which the environments are split, or None for one device.
 
-    Where `jax.distributed` has connected processes, each of them gives an equal share of more than one device.
+    If `jax.distributed` has connected processes and `devices` exceeds 1, each process has an equal number of the devices.
 
     Raises:
         ValueError: JAX has fewer devices, or `num_envs` is not divisible by `devices`.
@@ -272,7 +272,7 @@ def check_match(agent: Agent, env: Env | HostEnv, devices: int, key: Any = None,
     """Check, before anything runs, that the agent was built for the environment.
 
     Raises:
-        TypeError: one of them is something else.
+        TypeError: `agent` is no agent, or `env` is no environment of `polyak.envs.make`.
         ValueError: the spaces differ, or the agent does not support this number of environments per device.
     """
     check_agent("train", agent)
@@ -289,11 +289,12 @@ def check_in_jax(owner: str, env: Any) -> None:
     """Check that an environment can be compiled.
 
     Args:
-        owner: what compiles it, for the message.
+        owner: name of the function that compiles the environment, for the message.
+        env: the environment.
 
     Raises:
-        TypeError: it is none of `polyak.envs.make`.
-        ValueError: it steps on the host.
+        TypeError: `env` is no environment of `polyak.envs.make`.
+        ValueError: the environment steps on the host.
     """
     check_made(owner, env)
     if isinstance(env, HostEnv):
@@ -301,10 +302,10 @@ def check_in_jax(owner: str, env: Any) -> None:
 
 
 def check_made(owner: str, env: Any, name: str = "env") -> None:
-    """Check that an environment, the argument `name`, is one of `polyak.envs.make`.
+    """Check that the argument `name` is an environment of `polyak.envs.make`.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the argument is no such environment.
     """
     if not isinstance(env, HostEnv | Env):
         raise TypeError(
@@ -318,7 +319,7 @@ class HasSpec(Protocol):
 
     @property
     def spec(self) -> EnvSpec:
-        """The spaces of one environment."""
+        """Spec of one environment."""
         ...
 
 
@@ -326,7 +327,7 @@ def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, whose: str = "agent"
     """Check that an environment has the spaces, action scaling and masks that an agent or policy was built for.
 
     Raises:
-        ValueError: the first field that differs, with both values.
+        ValueError: a field differs; the message names the first such field and both values.
     """
     if first_difference := difference(expected, got):
         field, agent_value, env_value = first_difference
@@ -352,7 +353,7 @@ class Target:
             check_integer("train", "report_every", self.report_every)
 
     def next_report(self, env_steps: int) -> int:
-        """The env_steps of the next report: the next multiple of `report_every` after `env_steps`."""
+        """Return the env_steps of the next report, the next multiple of `report_every` after `env_steps`."""
         interval = self.report_every or max(1, self.env_steps // 100)
         return min((env_steps // interval + 1) * interval, self.env_steps)
 
@@ -421,7 +422,7 @@ class Reporter:
         )
 
     def is_due(self, metrics: Mapping[str, Any], env_steps: int) -> bool:
-        """Whether to report now: `env_steps` are reached, or training has diverged, which is asked twice a second."""
+        """Return True if a report is due: `env_steps` are reached, or training has diverged (checked twice a second)."""
         now = time.monotonic()
         if self.env_steps >= env_steps or now < self._next_diagnosis:
             return self.env_steps >= env_steps
@@ -429,17 +430,19 @@ class Reporter:
         return self._agent.diagnose(metrics) is not None
 
     def add_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Add the metrics of updates after which there is no report."""
+        """Add the metrics of updates that are not reported yet."""
         self._since_report = add_metrics(self._since_report, jax.device_get(metrics))
 
     def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
         """Call every callback; returns False if any callback returned False, and the state to continue with.
 
-        The loop donates its state to the next iteration. An array that a callback still references after its return belongs to
-        the callback: the returned state has a copy of it.
+        The loop donates its state to the next iteration. If a callback still references an array after its return, the returned
+        state has a copy of the array.
 
         Args:
-            metrics: those of the updates since the last report or `add_metrics`.
+            metrics: metrics of the updates since the last report or `add_metrics`.
+            state: the loop's state.
+            callbacks: the callbacks, called in order.
 
         Raises:
             TypeError: a callback returned neither a bool nor None, or added a metric that is no number.
@@ -453,7 +456,7 @@ class Reporter:
         references = _count_references(leaves)
         results = []
         for callback in callbacks:
-            # Containers of its own, so that a callback that keeps one of them references the arrays.
+            # New containers, so that a callback that stores a container increases the reference count of its arrays.
             result = callback(self.progress, self.metrics, jax.tree.unflatten(structure, leaves))
             name = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
             results.append(_should_continue(name, result))
@@ -466,7 +469,7 @@ class Reporter:
         return all(results), jax.tree.unflatten(structure, leaves)
 
     def result(self, state: LoopState, stopped: str | None, diagnosis: str | None = None) -> TrainResult:
-        """The result of the loop."""
+        """Create the result of the loop."""
         return TrainResult(self._agent, state.agent, state, self.progress, self.metrics, stopped, diagnosis)
 
 

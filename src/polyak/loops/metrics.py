@@ -1,4 +1,4 @@
-"""Metrics of the updates between two reports: means add up; of anything else the last value counts."""
+"""Metrics of the updates between two reports: means are accumulated; other metrics keep their last value."""
 
 from collections.abc import Mapping
 from types import NoneType
@@ -14,21 +14,22 @@ from polyak.core.types import Histogram, Mean, Metrics
 
 
 def add_metrics(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of two periods, the second of which is later."""
+    """Combine the metrics of two consecutive periods."""
     return {name: before[name] + x if isinstance(x, Mean) and name in before else x for name, x in after.items()}
 
 
 def as_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers and means as Python floats, without means of nothing, and without histograms."""
+    """Return numbers and means as Python floats, without empty means and histograms."""
     has_value = {name: x for name, x in metrics.items() if not isinstance(x, Histogram) and not is_empty(x)}
     return {name: float(value) for name, value in has_value.items()}
 
 
 def convert_numbers(metrics: dict[str, Any], owner: str) -> None:
-    """Make the numbers that a callback added Python's, in place; those of NumPy and JAX cannot be written to JSON.
+    """Convert metrics that a callback added to Python numbers, in place: JSON cannot hold numbers of NumPy and JAX.
 
     Args:
-        owner: the callback, for errors.
+        metrics: the metrics by tag.
+        owner: name of the callback, for errors.
 
     Raises:
         TypeError: a value is no number, or its name is no string.
@@ -42,25 +43,25 @@ def convert_numbers(metrics: dict[str, Any], owner: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is one real number, of Python, NumPy or JAX."""
+    """Return True if a value is one real number, of Python, NumPy or JAX."""
     if not isinstance(value, np.ndarray | np.generic | jax.Array):
         return isinstance(value, float | int)
     return value.ndim == 0 and any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def is_empty(metric: Any) -> bool:
-    """Whether a metric is a mean of nothing."""
+    """Return True if a metric is a mean of no values."""
     return isinstance(metric, Mean) and not metric.count
 
 
 @struct
 class PackedMetrics:
-    """Metrics whose means are one array: a compiled call takes and returns fewer arguments.
+    """Metrics with all means in one array, so that a compiled call takes and returns fewer arguments.
 
     Attributes:
-        last: those that are no means.
+        last: the metrics that are no means.
         means: `[M, 2]`, the total and the count of each mean.
-        names: of the means.
+        names: tags of the means.
     """
 
     last: Metrics
@@ -69,13 +70,13 @@ class PackedMetrics:
 
     @classmethod
     def pack(cls, metrics: Metrics, before: Float[Array, "M 2"] | float = 0.0) -> "PackedMetrics":
-        """The metrics, with means that are added to those before."""
+        """Pack metrics, adding `before` to the means."""
         means = {name: x for name, x in metrics.items() if isinstance(x, Mean)}
         last = {name: x for name, x in metrics.items() if name not in means}
         rows = [jnp.stack([mean.total, mean.count]) for mean in means.values()]
         return cls(last, before + (jnp.stack(rows) if rows else jnp.zeros((0, 2))), tuple(means))
 
     def unpack(self) -> Metrics:
-        """The metrics by tag."""
-        means = np.asarray(self.means)  # Rows of a JAX array would be taken by two compiled programs.
+        """Return the metrics by tag."""
+        means = np.asarray(self.means)  # Indexing a JAX array would call two compiled programs per row.
         return {**self.last, **{name: Mean(*row) for name, row in zip(self.names, means, strict=True)}}

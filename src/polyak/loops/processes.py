@@ -1,7 +1,7 @@
-"""Several processes that run one compiled loop over the devices of all of them: what they share and what they agree on.
+"""Communication between processes that run one compiled loop over the devices of all processes.
 
-`jax.distributed` connects them. Every process runs the same program the same number of times, so whatever depends on a clock,
-a signal or a callback is decided by the first process.
+`jax.distributed` connects the processes. Every process must run the same program equally often, so the first process decides
+everything that depends on a clock, a signal or a callback.
 """
 
 from functools import partial
@@ -19,24 +19,24 @@ KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def spans_processes(mesh: Mesh | None) -> bool:
-    """Whether a mesh has devices of other processes."""
+    """Return True if a mesh has devices of other processes."""
     return mesh is not None and mesh.is_multi_process
 
 
 def is_first_process(mesh: Mesh | None) -> bool:
-    """Whether this process is the only one of a mesh, or the one that calls callbacks and writes."""
+    """Return True for the first process of a mesh, which calls callbacks and writes files."""
     return not spans_processes(mesh) or jax.process_index() == 0
 
 
 def agree(mesh: Mesh | None, *values: int) -> tuple[int, ...]:
-    """The integers of the first process, in every process; all must call it."""
+    """Return the first process's integers in every process; all processes must call it."""
     if not spans_processes(mesh):
         return values
     return tuple(map(int, multihost_utils.broadcast_one_to_all(np.array(values, np.int32))))
 
 
 def put(x: Any, sharding: Sharding) -> jax.Array:
-    """Put an array, whole and equal in every process, onto devices; one that has devices of several processes stays there."""
+    """Put an array, equal in every process, onto devices; an array that spans several processes is returned unchanged."""
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -46,7 +46,7 @@ def put(x: Any, sharding: Sharding) -> jax.Array:
 
 
 def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """Arrays that are split over processes, whole on a device of each; all must call it."""
+    """Gather arrays that are split over processes onto one device of each process; all processes must call it."""
     if mesh is None or not spans_processes(mesh):
         return tree
     whole = jax.jit(_identity, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
@@ -54,11 +54,11 @@ def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
 
 def from_first_process(tree: PyTree, shapes: PyTree) -> PyTree:
-    """The first process's tree, to the bit, in every process; all must call it.
+    """Return the first process's tree, bit for bit, in every process; all processes must call it.
 
     Args:
         tree: arrays and keys; ignored in the other processes.
-        shapes: their shapes and dtypes.
+        shapes: shapes and dtypes of the leaves.
     """
     raw = jax.tree.map(lambda x: jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x, shapes)
     sizes = [leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(raw)]

@@ -1,4 +1,4 @@
-"""Compiled programs, of which the last few are kept: another training of an equal agent and environment compiles nothing."""
+"""Caches the last few compiled programs: another training run of an equal agent and environment compiles nothing."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -36,7 +36,7 @@ def cached_per_env(make: Callable[..., T]) -> Callable[..., T]:
 
 
 def _is_mutable(x: Any) -> bool:
-    """Whether an object could change and still equal itself; recurses into dataclasses and tuples."""
+    """Return True if an object could change and still equal itself; recurses into dataclasses and tuples."""
     if x is None or isinstance(x, type | FunctionType | BuiltinFunctionType):
         return False
     children = list(x) if isinstance(x, tuple | frozenset) else []
@@ -59,5 +59,5 @@ def shape_of(agent: Any, *others: Any) -> tuple[Any, ...]:
 
 @cached_per_env
 def jitted_init(env: Env) -> Callable[[PRNGKeyArray], tuple[PyTree, TimeStep]]:
-    """The jitted `env.init`."""
+    """Return the jitted `env.init`."""
     return jax.jit(env.init)

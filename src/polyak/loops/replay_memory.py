@@ -1,4 +1,4 @@
-"""The memory of a replay: whether it fits, checked before anything runs, and a loop's state with one copy of it."""
+"""Memory of a replay: checks that it fits before anything runs, and moves loop states without a second copy of the replay."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def check_memory(agent: Agent, devices: int = 1, seeds: int = 1, *, num_envs: int | None = None, on_host: bool = False) -> None:
-    """Check that the agent's replay, and a rollout, fit into the memory that is available now: the devices', or the host's.
+    """Check that the agent's replay and a rollout fit into the available memory of the devices or of the host.
 
     Args:
-        num_envs: environments of a rollout; None leaves rollouts out.
-        on_host: the replay is in the host's memory.
+        num_envs: number of environments of a rollout; None skips the check of the rollout.
+        on_host: the replay is in host memory.
 
     Raises:
-        ValueError: one does not; the message has the bytes needed and available.
+        ValueError: the replay or the rollout does not fit; the message has the bytes needed and available.
     """
     name = type(agent).__name__
     if num_envs is not None:
@@ -38,7 +38,7 @@ def check_memory(agent: Agent, devices: int = 1, seeds: int = 1, *, num_envs: in
 
 
 def rollout_bytes(spec: EnvSpec, num_steps: int) -> int:
-    """Bytes of the observations, rewards, flags and actions of one environment's rollout, without what the policy adds."""
+    """Return the bytes of one environment's rollout: observations, rewards, flags and actions, without the policy's `info`."""
     obs, action = (sum(x.nbytes for x in jax.tree.leaves(zeros(space))) for space in (spec.obs, spec.action))
     reward_and_flags = 4 + 3
     return (num_steps + 1) * (obs + reward_and_flags) + num_steps * action
@@ -55,12 +55,12 @@ def _check_fits(what: str, needed: int, advice: str, devices: int, *, on_host: b
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still allocate: the free ones of the machine, or less where cgroups limit it (a container).
+    """Return the bytes that this process can still allocate: the free memory of the machine, or the limit of its cgroups.
 
-    None where the operating system is not Linux.
+    Returns None if the operating system is not Linux.
 
     Args:
-        root: where `proc` and `sys` are mounted.
+        root: directory in which `proc` and `sys` are mounted.
     """
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
@@ -71,7 +71,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """The bytes left in each cgroup that the process is in, of version 1 or 2, up to the root of the hierarchy."""
+    """Yield the bytes left in each cgroup of the process, of version 1 or 2, up to the root of the hierarchy."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -85,7 +85,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
             top, limit, usage, cache = mount / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
         else:
             continue
-        # In a container the path may be the host's, of which only the top is mounted.
+        # In a container the path may be a path of the host, of which only the top is mounted.
         inside = top / path.lstrip("/")
         for group in (inside, *[parent for parent in inside.parents if parent.is_relative_to(top)]):
             left = _bytes_left(group / limit, group / usage, group / "memory.stat", cache)
@@ -94,7 +94,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _bytes_left(limit: Path, usage: Path, stat: Path, cache: str) -> int | None:
-    """The limit less what is used, without files in the page cache, which the kernel can drop; None without a limit."""
+    """Return the limit minus the used bytes, without page cache, which the kernel can drop; None without a limit."""
     try:
         most, used = limit.read_text().strip(), int(usage.read_text())
         cached = [int(line.split()[1]) for line in stat.read_text().splitlines() if line.split()[:1] == [cache]]
@@ -104,9 +104,9 @@ def _bytes_left(limit: Path, usage: Path, stat: Path, cache: str) -> int | None:
 
 
 def copy_except_replay(agent: Agent, state: T) -> T:
-    """The loop's state with every array copied but those of the replay, so that all of it can be donated.
+    """Copy every array of the loop's state except the replay's arrays, so that the whole state can be donated.
 
-    The replay is large, and nothing else may reference it: `state` cannot be used once the result is donated.
+    The replay is too large to copy: `state` cannot be used any more once the result is donated.
     """
     if not isinstance(agent, HasReplay):
         return copy_buffers(state)
@@ -118,7 +118,7 @@ def copy_except_replay(agent: Agent, state: T) -> T:
 
 
 def with_replay_beside(agent: Agent, state: T) -> T:
-    """The loop's state with the replay on the device of the rest; after a training with `replay_on="host"` it is elsewhere."""
+    """Move the replay to the device of the loop's state; after training with `replay_on="host"` it is in host memory."""
     if not isinstance(agent, HasReplay):
         return state
     loop_state: Any = state
@@ -131,10 +131,11 @@ def with_replay_beside(agent: Agent, state: T) -> T:
 
 
 def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
-    """Put arrays on devices, leaf by leaf, so that no more than one is there twice; those of `tree` are deleted.
+    """Move arrays to devices leaf by leaf, deleting the arrays of `tree`, so that at most one leaf exists twice.
 
     Args:
-        shardings: a tree that is a prefix of `tree`.
+        tree: the arrays.
+        shardings: a prefix tree of `tree`.
     """
     return jax.tree.map(_move, tree, jax.tree.broadcast(shardings, tree))
 
@@ -149,10 +150,12 @@ def _move(x: Any, sharding: Sharding) -> jax.Array:
 
 
 def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None) -> PyTree:
-    """The agent's state with an empty replay, as in a new training; the arrays of the old one are deleted.
+    """Return the agent's state with an empty replay; the arrays of the old replay are deleted.
 
     Args:
-        shardings: of the agent's state, a tree that is a prefix of it; None is the default device.
+        agent: the agent.
+        agent_state: its state.
+        shardings: shardings of the agent's state, as a prefix tree; None is the default device.
     """
     if not isinstance(agent, HasReplay):
         return agent_state
@@ -161,7 +164,7 @@ def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None)
     for leaf in jax.tree.leaves(getattr(agent_state, field)):
         if isinstance(leaf, jax.Array):
             leaf.delete()
-    # Compiled, so that nothing else of a new state is computed.
+    # Compiled, so that only the replay of a new state is computed.
     make = jax.jit(lambda: getattr(agent.init(jax.random.key(0)), field), out_shardings=places)
     return _with_replay(agent, agent_state, make())
 

@@ -1,4 +1,4 @@
-"""The actors of the host loop's rollouts; the program of an update computes what the next one needs."""
+"""Actors of the host loop's rollouts; the program of an update also computes the inputs of the next actor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from polyak.loops.program_cache import cached_per_env, shape_of
 
 @dataclass(frozen=True)
 class ActorInputs:
-    """What a compiled program computes of the loop's state for the actor of the next rollout.
+    """Arrays that the update program computes for acting in the next rollout.
 
-    The program of an update does it as well, for each program that is called costs the host loop more than what it computes.
+    They are part of the update program because the call of a separate program would cost more than the computation.
 
     Attributes:
-        actors: how they act; None where a rollout has one step, whose action the program computes.
+        actors: acts with the arrays; None if a rollout has one step, whose action is the array.
     """
 
     actors: Actors | None
 
     def compute(self, agent: Agent, state: LoopState) -> PyTree:
-        """The action, or the policy's leaves and what its actions are drawn with; traced."""
+        """Return the action, or the policy's leaves and the random numbers of its actions; traced."""
         keys = step_keys(iteration_keys(state.key, state.iteration, agent.num_steps).act, jnp.uint32(0), agent.num_steps)
-        # So that acting within the program of an update has the bits of acting alone, as before the first rollout and after a
-        # resume.
+        # Results must be equal, bit for bit, in the update program and in the separate program that runs before the first
+        # rollout and after a resume.
         policy, keys = jax.lax.optimization_barrier((agent.collect_policy(state.agent), keys))
         if self.actors is not None:
             return jax.tree.leaves(policy), self.actors.draws(policy, keys)
@@ -41,7 +41,7 @@ class ActorInputs:
         return policy.action(time_step, carry, keys[0])
 
     def actor(self, inputs: PyTree) -> Actor:
-        """The actor of a rollout."""
+        """Create the actor of a rollout."""
         if self.actors is None:
             return lambda t, time_step, carry: inputs
         leaves, draws = inputs
@@ -50,14 +50,14 @@ class ActorInputs:
 
 
 class RolloutActors:
-    """The actors of a training's rollouts: each from the leaves of the loop's state, or from what an update has computed.
+    """Creates the actors of rollouts, from the leaves of the loop's state or from `ActorInputs`.
 
     Args:
-        agent: what is trained.
+        agent: the agent that is trained.
         state: the loop's state.
-        mesh: the devices that the update is split over, or None.
-        settings: the agent's leaves.
-        exact: whether actions must equal those of a compiled loop bit for bit.
+        mesh: the devices over which the update is split, or None.
+        settings: leaves of the agent.
+        exact: require actions equal, bit for bit, to the actions of a compiled loop.
     """
 
     def __init__(self, agent: Agent, state: LoopState, mesh: Mesh | None, settings: list[Any], *, exact: bool) -> None:
@@ -69,17 +69,17 @@ class RolloutActors:
         self._device = None if mesh is None else mesh.devices.flat[0]
 
     def from_state(self, leaves: list[Any]) -> Actor:
-        """The actor of the next rollout, from the leaves of the state."""
+        """Create the actor of the next rollout from the leaves of the state."""
         return self.from_inputs(self._program(self._settings, leaves))
 
     def from_inputs(self, inputs: PyTree) -> Actor:
-        """The actor of the next rollout, from what `ActorInputs.compute` has returned for the state."""
-        # What the update of several devices returns is on all of them, and each would compute the actions.
+        """Create the actor of the next rollout from the result of `ActorInputs.compute`."""
+        # Results of an update on several devices are on all devices, and each device would compute the actions.
         return self.inputs.actor(inputs if self._device is None else jax.device_put(inputs, self._device))
 
 
 def rollout_actor(agent: Agent, state: LoopState, *, exact: bool) -> Actor:
-    """The actor for the next rollout."""
+    """Create the actor of the next rollout."""
     return RolloutActors(agent, state, None, jax.tree.leaves(agent), exact=exact).from_state(jax.tree.leaves(state))
 
 

@@ -1,4 +1,4 @@
-"""Where the host loop's rollouts come from: environments in this process, stepped by an actor."""
+"""Sources of rollouts for the host loop: environments in this process, stepped by an actor, or a protocol for others."""
 
 import time
 from collections.abc import Callable
@@ -22,11 +22,11 @@ ROLLOUT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Collected:
-    """A rollout in NumPy, as the update takes it, and what the environments reported meanwhile.
+    """A rollout as NumPy arrays, and the sums of `info`.
 
     Attributes:
         arrays: time steps `[T+1, B]`, actions and info `[T, B]`, and the carry after the last step.
-        info_sums: values of `info`.
+        info_sums: sums of the values that the environments reported in `info`.
     """
 
     arrays: tuple[TimeStep, PyTree, PyTree, PyTree]
@@ -40,13 +40,14 @@ class Collected:
 
 @dataclass(frozen=True)
 class Learned:
-    """What an update returns.
+    """The result of an update.
 
     Attributes:
-        leaves: of the loop's state.
-        metrics: of the updates since the last report.
-        finished: the episodes that ended in the rollout.
-        actor_inputs: what `RolloutActors.from_inputs` makes the next actor from, where the same program computes it; else None.
+        leaves: leaves of the loop's state.
+        metrics: metrics of the updates since the last report.
+        finished: totals of the episodes that ended in the rollout.
+        actor_inputs: input of `RolloutActors.from_inputs` for the next actor, or None if the update program does not compute
+            it.
     """
 
     leaves: list[Any]
@@ -57,24 +58,24 @@ class Learned:
 
 @runtime_checkable
 class Rollouts(Protocol):
-    """The rollouts of one training, in order."""
+    """The rollouts of one training run, in order."""
 
     def collect(self, leaves: list[Any]) -> Collected | None:
-        """The next rollout, for the leaves of the loop's state; None if it was discarded because training should stop."""
+        """Collect the next rollout for the leaves of the loop's state; None if training should stop before its end."""
         ...
 
     def learn(self, update: Callable[[], Learned]) -> Learned:
-        """Call `update`, which learns from the rollout and returns when it has."""
+        """Call `update`, which trains on the rollout."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What a report says of collecting, since the last one."""
+        """Metrics of collection since the last report."""
         ...
 
 
 @runtime_checkable
 class MakesRollouts(Protocol):
-    """Environments that collect their rollouts in another way than step by step in this process.
+    """Environments that collect rollouts themselves, such as environments in worker processes.
 
     Attributes:
         nondeterminism: why a resumed run may differ from an uninterrupted one.
@@ -83,12 +84,12 @@ class MakesRollouts(Protocol):
     nondeterminism: tuple[str, ...]
 
     def rollouts(self, agent: Agent, state: LoopState, settings: list[Any], should_stop: Callable[[], bool]) -> Rollouts:
-        """The rollouts of a training.
+        """Create the rollouts of a training run.
 
         Args:
-            agent: what is trained.
+            agent: the agent that is trained.
             state: the loop's state.
-            settings: the agent's leaves.
+            settings: leaves of the agent.
             should_stop: True discards a rollout that takes longer than a second.
         """
         ...
@@ -99,7 +100,7 @@ class LocalRollouts:
 
     Args:
         env: the environments.
-        actors: those of the rollouts.
+        actors: creates the actor of each rollout.
         state: the loop's state.
         num_steps: steps of a rollout.
         should_stop: see `host`.
@@ -119,7 +120,7 @@ class LocalRollouts:
         self._actor_inputs: PyTree | None = None
 
     def collect(self, leaves: list[Any]) -> Collected | None:
-        """Step the environments; a rollout that is discarded leaves no trace in those that support snapshots."""
+        """Step the environments; environments with snapshots are restored if the rollout is discarded."""
         # Only a rollout that began with a snapshot may be discarded.
         before = self._env.snapshot() if self._is_slow else None
         deadline, sums = Deadline(self._should_stop, can_discard=self._is_slow), InfoSums()
@@ -141,7 +142,7 @@ class LocalRollouts:
         return learned
 
     def metrics(self) -> dict[str, float]:
-        """Nothing."""
+        """Return no metrics."""
         return {}
 
 
@@ -155,11 +156,11 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """Whether the rollout has taken longer than `ROLLOUT_SECONDS`."""
+        """True if the rollout has taken longer than `ROLLOUT_SECONDS`."""
         return time.monotonic() - self._start_time > ROLLOUT_SECONDS
 
     def should_discard(self) -> bool:
-        """Whether to discard the rollout: training should stop, and the deadline has passed."""
+        """Return True if training should stop and the deadline has passed."""
         return self._can_discard and self._should_stop() and self.has_passed
 
 
@@ -201,5 +202,5 @@ def collect_rollout(
 
 
 def stack(trees: list[Any]) -> Any:
-    """Stack trees leaf by leaf; equal to np.stack but twice as fast, as it is called for every leaf of a rollout."""
+    """Stack trees leaf by leaf, as np.stack does but twice as fast: it is called for every leaf of a rollout."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves).reshape(len(leaves), *leaves[0].shape), *trees)

@@ -52,17 +52,16 @@ def compiled_seeds(
 ) -> list[TrainResult[State]]:
     """Train one agent per key in parallel, as one program mapped over the keys.
 
-    The settings may differ: in a batch of agents, made by `jax.vmap` or by stacking agents, numbers have a leading axis of
-    length N, and each seed trains with its own. The seeds are split over JAX's devices, where their number can be divided. The
-    seeds of a device iterate together until the slowest reaches `env_steps`. Each result can be resumed by itself with
-    `compiled`.
+    The settings may differ: in a batch of agents, made by `jax.vmap` or by stacking agents, settings have a leading axis of
+    length N, one value per seed. The seeds are split over as many of JAX's devices as divide N. The seeds of a device iterate
+    together until the slowest reaches `env_steps`. Each result can be resumed separately with `compiled`.
 
-    A seed that diverges is reported a last time with a warning while the others continue. Its result has
-    `stopped="diverged"` and the `diagnosis`.
+    A seed that diverges is reported once more, with a warning, and the other seeds continue. The result of a diverged seed has
+    `stopped="diverged"` and a `diagnosis`.
 
     Args:
-        agent: the agent to train; or a batch of N agents, of which `result.agent` is each result's own.
-        env: the JAX environment; each seed has its own copies.
+        agent: the agent to train, or a batch of N agents; `result.agent` is the agent of each seed.
+        env: the JAX environment; each seed has separate copies.
         env_steps: number of valid transitions of each seed.
         keys: `[N]` keys, one per seed.
         callbacks: one sequence of callbacks per key, or empty.
@@ -123,10 +122,10 @@ def compiled_seeds(
 
 @dataclasses.dataclass
 class _SeedMetrics:
-    """Metrics between reports. Each device iterates until its own seeds are done, so a chunk may have none of some seeds.
+    """Metrics between reports. Each device iterates until its seeds are done, so a chunk may have no metrics of some seeds.
 
     Attributes:
-        newest: the last ones of each seed.
+        newest: the last metrics of each seed.
         added: seeds with metrics since the last report.
     """
 
@@ -134,14 +133,14 @@ class _SeedMetrics:
     added: set[int] = dataclasses.field(default_factory=set)
 
     def add(self, reporters: Mapping[int, Reporter], updated: Mapping[int, Any]) -> None:
-        """Add the metrics of a chunk after which there is no report."""
+        """Add the metrics of a chunk that is not reported yet."""
         self.newest |= updated
         for i, metrics in updated.items():
             reporters[i].add_metrics(metrics)
             self.added.add(i)
 
     def report(self, seeds: Iterable[int], updated: Mapping[int, Any]) -> dict[int, Any]:
-        """The metrics to report after a chunk: of a seed without any since the last report, those of then."""
+        """Return the metrics to report after a chunk; a seed without new metrics repeats its last metrics."""
         self.newest |= updated
         added, self.added = self.added, set()
         return {i: {} if i in added and i not in updated else self.newest[i] for i in seeds}
@@ -173,10 +172,10 @@ def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: 
 
 
 def _check_settings(i: int, agent: Agent) -> None:
-    """Check the settings of one agent of a batch: `vmap` made it of traced numbers, which its constructor could not check.
+    """Check the settings of one agent of a batch: `vmap` built the batch from traced numbers, which constructors cannot check.
 
     Raises:
-        TypeError, ValueError: a setting is invalid, by name, with a note that says which agent's.
+        TypeError, ValueError: a setting is invalid; the message names the setting, and a note the agent.
     """
     if not dataclasses.is_dataclass(agent):
         return
@@ -188,7 +187,7 @@ def _check_settings(i: int, agent: Agent) -> None:
 
 
 def _batch_axes(agent: Agent) -> Any:
-    """The axis of each setting over which a batch of agents is mapped; None for numbers that all agents share."""
+    """Return the mapped axis of each setting of a batch of agents; None for a setting that all agents share."""
     return jax.tree.map(lambda x: 0 if np.ndim(x) else None, agent)
 
 
@@ -197,7 +196,7 @@ def _select_agent(i: int, agent: Agent) -> Agent:
 
 
 def _mesh_over_seeds(count: int, devices: int | None) -> Mesh | None:
-    """A mesh of devices over which the seeds are split, or None for one device.
+    """Return a mesh of devices over which the seeds are split, or None for one device.
 
     Raises:
         ValueError: JAX has fewer devices, or `count` is not divisible by `devices`.
@@ -214,14 +213,14 @@ def _mesh_over_seeds(count: int, devices: int | None) -> Mesh | None:
 
 
 def _on_one_device(state: LoopState, mesh: Mesh | None) -> LoopState:
-    """The state gathered on the first device, where callbacks and results can use it as that of a single run."""
+    """Gather the state on the first device, so that callbacks and results can use it as the state of a single run."""
     gathered: LoopState = state if mesh is None else jax.device_put(state, mesh.devices.flat[0])
     return gathered
 
 
 @cached_per_env
 def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
-    """`run_chunk` of all seeds, jitted; also returns the iterations as one number per seed."""
+    """Return `run_chunk` for all seeds, jitted; it returns the iterations as one number per seed."""
 
     def chunk(agent: Agent, state: LoopState, max_iterations: Array, env_steps: Array) -> PyTree:
         def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
@@ -247,7 +246,7 @@ def _iteration(env: Env, agent: Agent, state: LoopState) -> tuple[LoopState, Arr
 def _report_each(
     active: Mapping[int, Reporter], metrics: Mapping[int, Any], state: LoopState, callbacks: Sequence[Sequence[Callback]]
 ) -> tuple[bool, dict[int, TrainResult]]:
-    """Report every seed; returns False if a callback stops training, and the results of the seeds that diverged."""
+    """Report every seed; returns False if a callback stops training, and the results of diverged seeds."""
     go_on, diverged = True, {}
     for i, reporter in active.items():
         seed_state = _select_seed(i, state)
