@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import TimeStep
 from polyak.loops import rollout_actors
-from polyak.loops.actor import actors_of, acts_in_numpy, make_actor, step_keys
+from polyak.loops.actor import acts_in_numpy, choose_actors, make_actor, step_keys
 from polyak.loops.host_loop import start as host_start
 from polyak.loops.loop import initial, iteration_keys
 from polyak.loops.rollout_actors import RolloutActors, rollout_actor
@@ -144,7 +144,7 @@ def test_actors_of_replay_agents_act_in_numpy(kind, action, settings, is_over):
     env_steps = StepCount.of(50 if is_over else 49)
     state = dataclasses.replace(state, copies=copies, normalizers=normalizers, env_steps=env_steps)
     policy, key = agent.collect_policy(state), jax.random.key(5)
-    assert actors_of(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
+    assert choose_actors(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
     act = make_actor(policy, key, NUM_ENVS, exact=False, block=2)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, wanted_step = jax.tree.map(np.asarray, carry), jax.jit(type(policy).action)
@@ -212,7 +212,7 @@ def test_jitted_actor_accepts_every_kind_of_key(impl):
     agent = agent_for(ACTIONS["box"])
     policy, now, key = agent.collect_policy(started(agent, rng).agent), time_step(rng), jax.random.key(5, impl=impl)
     expected = policy.action(now, (), jax.random.fold_in(key, 3)).action
-    actors = actors_of(policy, impl, NUM_ENVS, exact=True)
+    actors = choose_actors(policy, impl, NUM_ENVS, exact=True)
     act, draws = actors.start(jax.tree.leaves(policy)), np.asarray(actors.draws(policy, step_keys(key, 0, 4)))
     actions = [act(now, (), draw).action for draw in draws]
     np.testing.assert_allclose(actions[3], expected, rtol=2e-5, atol=2e-6)
@@ -267,7 +267,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
         normalizers = dataclasses.replace(normalizers, obs=seen)
     policy = agent.collect_policy(dataclasses.replace(state, copies=copies, normalizers=normalizers))
     key = jax.random.key(5)
-    assert actors_of(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
+    assert choose_actors(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
     act, wanted_step = make_actor(policy, key, NUM_ENVS, exact=False, block=8), jax.jit(type(policy).action)
     carry = policy.initial_state(NUM_ENVS)
     its_carry, chosen = jax.tree.map(np.asarray, carry), []
@@ -301,7 +301,7 @@ def test_epsilon_greedy_acts_in_numpy_as_it_is_defined(settings, epsilon):
 def test_policies_of_action_values_that_numpy_cannot_act_for_are_jitted(spec, settings):
     agent = polyak.DQN(spec, **settings)
     policy = jax.eval_shape(lambda key: agent.collect_policy(agent.init(key)), jax.random.key(0))
-    assert not actors_of(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
+    assert not choose_actors(policy, "threefry2x32", NUM_ENVS, exact=False).in_numpy
 
 
 def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_jitted():
@@ -319,7 +319,7 @@ def test_a_schedule_of_epsilon_a_derived_class_and_a_distribution_of_values_are_
         "derived": Derived(inner, 0.1),
         "distribution": c51.collect_policy(c51.init(jax.random.key(0))),
     }
-    kinds = {name: actors_of(policy, "threefry2x32", NUM_ENVS, exact=False) for name, policy in policies.items()}
+    kinds = {name: choose_actors(policy, "threefry2x32", NUM_ENVS, exact=False) for name, policy in policies.items()}
     assert [name for name, actors in kinds.items() if actors.in_numpy] == ["number"]
 
 

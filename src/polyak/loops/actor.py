@@ -18,7 +18,7 @@ Actor: TypeAlias = Callable[[int, TimeStep, PyTree], PolicyStep]
 """`actor(t, time_step, carry)` returns the policy's action at step t = 0, 1, ..., drawn with the key `fold_in(key, t)`."""
 
 
-def actors_of(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> "Actors":
+def choose_actors(policy: Policy, key_impl: str, num_envs: int, *, exact: bool) -> "Actors":
     """Return the faster way of acting that the policy supports: in NumPy, or by one jitted call per step.
 
     Args:
@@ -99,10 +99,10 @@ def make_actor(policy: Policy, key: PRNGKeyArray, num_envs: int, *, exact: bool,
         policy: the policy, with its arrays on one device.
         key: source of all randomness in the actions.
         num_envs: B.
-        exact: see `actors_of`.
+        exact: see `choose_actors`.
         block: number of steps for which random numbers are drawn at a time.
     """
-    actors = actors_of(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
+    actors = choose_actors(policy, str(jax.random.key_impl(key)), num_envs, exact=exact)
     act_with, draws = actors.start(jax.tree.leaves(policy)), np.zeros(0)
     draw = partial(_noise_program(actors, block), policy) if actors.in_numpy else partial(_key_bits, block)
 

@@ -101,23 +101,23 @@ def compiled(
         chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, 1).compile()
 
     max_iterations, stopped = 1, None
-    due = target.next_report(reporter.env_steps)
+    report_at = target.next_report(reporter.env_steps)
     while reporter.env_steps < env_steps:
         before = reporter.seconds
         with reporter.training():
-            arguments = (agent, state, max_iterations, min(due - reporter.env_steps, MAX_CHUNK_STEPS))
+            arguments = (agent, state, max_iterations, min(report_at - reporter.env_steps, MAX_CHUNK_STEPS))
             state, done, finished, metrics = relay.run(chunk, *arguments)
             steps, iterations = (int(x) for x in jax.device_get(done))
         reporter.advance(steps, iterations, finished)
         max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
         # The first process decides, as clocks, signals and callbacks differ between processes.
-        decisions = (max_iterations, should_stop(), reporter.is_due(metrics, due))
+        decisions = (max_iterations, should_stop(), reporter.is_due(metrics, report_at))
         max_iterations, must_stop, must_report = agree(mesh, *decisions)
         stopped = "request" if must_stop else None
         if must_stop or must_report:
-            due = target.next_report(reporter.env_steps)
-            go_on, whole = reporter.report(metrics, gather(mesh, state), callbacks)
-            state = state if spans_processes(mesh) else whole
+            report_at = target.next_report(reporter.env_steps)
+            go_on, gathered = reporter.report(metrics, gather(mesh, state), callbacks)
+            state = state if spans_processes(mesh) else gathered
             stopped = stopped or (None if all(agree(mesh, go_on)) else "callback")
         else:
             reporter.add_metrics(metrics)

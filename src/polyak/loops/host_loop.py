@@ -117,11 +117,11 @@ def host(
         rollouts, actors = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)
         learn_compiled, no_means = _compile(agent, mesh, settings, state, replay, None if relay.active else actors)
 
-    def whole(leaves: list[Any]) -> LoopState:
+    def loop_state(leaves: list[Any]) -> LoopState:
         return replay.give_back(jax.tree.unflatten(structure, leaves))
 
     stopped, metrics, means = None, None, no_means
-    due = target.next_report(reporter.env_steps)
+    report_at = target.next_report(reporter.env_steps)
     del state  # Only the leaves are passed from round to round: a tree is flattened in Python.
     while reporter.env_steps < env_steps and stopped is None:
         with reporter.training(), relay:
@@ -133,13 +133,13 @@ def host(
             reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if collected is None or should_stop() else None
         # Skip the report if there was no update since the last report.
-        if metrics is not None and (stopped or reporter.is_due(metrics.last, due)):
-            due = target.next_report(reporter.env_steps)
+        if metrics is not None and (stopped or reporter.is_due(metrics.last, report_at)):
+            report_at = target.next_report(reporter.env_steps)
             since_report = {**metrics.unpack(), **rollouts.metrics()}
-            go_on, state = reporter.report(since_report, whole(leaves), callbacks)
+            go_on, state = reporter.report(since_report, loop_state(leaves), callbacks)
             leaves, metrics, means = jax.tree.leaves(replay.take(state)), None, no_means
             stopped = stopped or (None if go_on else "callback")
-    return reporter.result(whole(leaves), stopped if reporter.env_steps < env_steps else None)
+    return reporter.result(loop_state(leaves), stopped if reporter.env_steps < env_steps else None)
 
 
 def _place(

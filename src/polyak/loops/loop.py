@@ -37,7 +37,7 @@ from polyak.core.types import (
 from polyak.loops.agent_check import check_agent, check_collect_policy, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
 from polyak.loops.metrics import add_metrics, as_numbers, convert_numbers
-from polyak.loops.replay_memory import check_memory, copy_except_replay, with_new_replay, with_replay_beside
+from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ def first_state(
         check_memory(agent, 1 if mesh is None else mesh.size, num_envs=num_envs, on_host=replay_on_host)
     if resume_from is not None:
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
-        return copied if replay_on_host or mesh is not None else with_replay_beside(agent, copied)
+        return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
     state = start()
     if mesh is None:
         return state
@@ -323,7 +323,7 @@ class HasSpec(Protocol):
         ...
 
 
-def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, whose: str = "agent") -> None:
+def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, expected_by: str = "agent") -> None:
     """Check that an environment has the spaces, action scaling and masks that an agent or policy was built for.
 
     Raises:
@@ -332,7 +332,7 @@ def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, whose: str = "agent"
     if first_difference := difference(expected, got):
         field, agent_value, env_value = first_difference
         advice = f"; make the environment with action_scaling={agent_value!r}" if field == "action_scaling" else ""
-        wanted = f"{owner}: {field} of the {whose}'s spec is {agent_value}"
+        wanted = f"{owner}: {field} of the {expected_by}'s spec is {agent_value}"
         raise ValueError(f"{wanted}, of the environment {got.id!r} {env_value}{advice}")
 
 

@@ -41,16 +41,16 @@ def put(x: Any, sharding: Sharding) -> jax.Array:
         return jax.device_put(x, sharding)
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return x
-    whole = x if _is_key(x) else np.asarray(x)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: whole[index])
+    array = x if _is_key(x) else np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: array[index])
 
 
 def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Gather arrays that are split over processes onto one device of each process; all processes must call it."""
     if mesh is None or not spans_processes(mesh):
         return tree
-    whole = jax.jit(_identity, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
-    return jax.tree.map(lambda x: x.addressable_data(0), whole)
+    gathered = jax.jit(_identity, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
+    return jax.tree.map(lambda x: x.addressable_data(0), gathered)
 
 
 def from_first_process(tree: PyTree, shapes: PyTree) -> PyTree:

@@ -117,7 +117,7 @@ def copy_except_replay(agent: Agent, state: T) -> T:
     return result
 
 
-def with_replay_beside(agent: Agent, state: T) -> T:
+def move_replay_to_state(agent: Agent, state: T) -> T:
     """Move the replay to the device of the loop's state; after training with `replay_on="host"` it is in host memory."""
     if not isinstance(agent, HasReplay):
         return state

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, PyTree
-from polyak.loops.actor import Actor, Actors, actors_of, step_keys
+from polyak.loops.actor import Actor, Actors, choose_actors, step_keys
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 
@@ -64,7 +64,7 @@ class RolloutActors:
         policy = jax.eval_shape(agent.collect_policy, state.agent)
         acts_once = agent.num_steps == 1 and mesh is None and not ExceptionRelay(policy).active
         num_envs, key_impl = state.time_step.reward.shape[0], str(jax.random.key_impl(state.key))
-        self.inputs = ActorInputs(None if acts_once else actors_of(policy, key_impl, num_envs, exact=exact))
+        self.inputs = ActorInputs(None if acts_once else choose_actors(policy, key_impl, num_envs, exact=exact))
         self._program, self._settings = _inputs_program(shape_of(agent, state), self.inputs), settings
         self._device = None if mesh is None else mesh.devices.flat[0]
 

@@ -88,10 +88,10 @@ def compiled_seeds(
         chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, limits).compile()
 
     max_iterations, stopped, seed_metrics = 1, None, _SeedMetrics()
-    due = target.next_report(0)
+    report_at = target.next_report(0)
     while stopped is None and any(reporter.env_steps < env_steps for reporter in active.values()):
         # The program still computes the diverged seeds, but a limit of 0 never prolongs the chunk.
-        left = [due - active[i].env_steps if i in active else 0 for i in range(count)]
+        left = [report_at - active[i].env_steps if i in active else 0 for i in range(count)]
         limits = np.clip(left, 0, MAX_CHUNK_STEPS).astype(np.uint32)
         start_time = time.monotonic()
         with _enter_all(reporter.training() for reporter in active.values()):
@@ -104,13 +104,13 @@ def compiled_seeds(
         updated = {i: _select_seed(i, metrics) for i in active if iterations[i]}
         stopped = "request" if should_stop() else None
         has_diverged = any(agent.diagnose(of_seed) is not None for of_seed in updated.values())
-        if stopped or has_diverged or all(reporter.env_steps >= due for reporter in active.values()):
+        if stopped or has_diverged or all(reporter.env_steps >= report_at for reporter in active.values()):
             reported = seed_metrics.report(active, updated)
             go_on, newly_diverged = _report_each(active, reported, _on_one_device(state, mesh), callbacks)
             stopped = stopped or (None if go_on else "callback")
             diverged |= newly_diverged
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
-            due = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
+            report_at = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
         else:
             seed_metrics.add(active, updated)
     if all(reporter.env_steps >= env_steps for reporter in active.values()):

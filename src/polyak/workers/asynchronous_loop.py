@@ -112,7 +112,7 @@ def train_asynchronously(
             partial(halves.receive, max_staleness=options.max_staleness, max_bad=options.max_bad), donate_argnums=(0, 1)
         )
         pushes.pull(state)
-    stopped, due, since_report = None, target.next_report(env_steps_done), dict[str, Any]()
+    stopped, report_at, since_report = None, target.next_report(env_steps_done), dict[str, Any]()
     while reporter.env_steps < env_steps and stopped is None:
         with reporter.training():
             worker, result = pushes.next(should_stop)
@@ -129,8 +129,8 @@ def train_asynchronously(
             pushes.note_learned(result, before)
         since_report = add_metrics(since_report, metrics)
         reporter.advance(valid, 1, result.finished, result.info_sums)
-        if reporter.is_due(metrics, due) or should_stop():
-            due = target.next_report(reporter.env_steps)
+        if reporter.is_due(metrics, report_at) or should_stop():
+            report_at = target.next_report(reporter.env_steps)
             go_on, _ = reporter.report(
                 {**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, senders), callbacks
             )

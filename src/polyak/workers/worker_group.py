@@ -208,7 +208,7 @@ class WorkerGroup:
             raise result.exception(self.name_of(worker))
         if isinstance(result, WorkerStart):
             check_versions(self.name_of(worker), result.versions)
-            check_spec(self.name_of(worker), self.spec, result.spec, whose="learner")
+            check_spec(self.name_of(worker), self.spec, result.spec, expected_by="learner")
 
     def check_start(self, worker: int, result: Any) -> None:
         """Check the start of a restarted worker, as `check_result` does; restart a worker that returned invalid values.
