@@ -115,7 +115,7 @@ def test_a_network_with_the_names_of_stable_baselines3(make):
 
 def test_agent_and_environment_the_other_way_round():
     for agent, env in ((ENV, AGENT), ("CartPole-v1", AGENT), (ENV, "ppo"), ("jax/CartPole-v1", "PPO")):
-        with pytest.raises(TypeError, match=r"train\.run: the agent comes first, then the environment, got .* first"):
+        with pytest.raises(TypeError, match=r"train\.run: agent and env are swapped: call train\.run\(agent, env\), got .*"):
             train.run(agent, env, env_steps=100)
 
 

@@ -113,7 +113,7 @@ def test_a_platform_that_is_not_there_is_named(words, error, run, command, monke
     code, _, err = command(words)
     assert code == 2
     reason = ": No backend 'abacus'" if str(error) else ""
-    assert err == f"error: JAX does not start with JAX_PLATFORMS=cpu{reason}; leave it out, or take cpu\n"
+    assert err == f"error: JAX does not start with JAX_PLATFORMS=cpu{reason}; unset JAX_PLATFORMS, or set it to cpu\n"
     assert not Path("new").exists()
 
 
@@ -124,7 +124,7 @@ def test_where_no_platform_is_named_the_cpu_is_the_way_out(monkeypatch):
     monkeypatch.setattr(jax, "local_device_count", start)
     # Another text among JAX's options, which is empty.
     monkeypatch.setattr("polyak.train.devices.PLATFORMS", "jax_debug_log_modules")
-    with pytest.raises(ValueError, match=r"^JAX does not start: No GPU answers; JAX_PLATFORMS=cpu computes on the CPU$"):
+    with pytest.raises(ValueError, match=r"^JAX does not start: No GPU answers; set JAX_PLATFORMS=cpu to use the CPU$"):
         count_devices()
 
 

@@ -76,7 +76,7 @@ def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_res
     assert not [leaf.path for leaf in manifest.leaves if leaf.path.startswith(".agent.replay")]
     polyak.load_policy("run").predict(np.zeros(4, np.float32))
 
-    with pytest.warns(UserWarning, match=f"^{reason}; learning waits until the replay has filled$"):
+    with pytest.warns(UserWarning, match=f"^{reason}; learning waits until the replay is filled$"):
         assert polyak_command("resume run --env-steps 512 --eval-episodes 0") == 0
     before, after = manifest.meta["progress"]["iteration"], 0
     rows = {row["time/iterations"]: row["train/n_updates"] for row in open_run("run").read_metrics()}

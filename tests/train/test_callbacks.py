@@ -77,7 +77,7 @@ def test_wandb_gets_every_metric_on_the_axis_of_env_steps():
     callbacks.log_to_wandb(run)(PROGRESS, {"train/loss": 0.5}, None)
     ((step, metrics),) = run.rows
     assert step == 100 and metrics["train/loss"] == 0.5 and metrics["time/fps"] == 50.0
-    with pytest.raises(TypeError, match=r"log_to_wandb: run must be that of wandb.init\(...\), got None"):
+    with pytest.raises(TypeError, match=r"log_to_wandb: run must be the result of wandb.init\(...\), got None"):
         callbacks.log_to_wandb(None)
 
 
@@ -144,7 +144,7 @@ def test_an_episode_for_a_video_that_does_not_end_is_left_with_a_warning():
     env = gymnasium.make("MountainCar-v0", max_episode_steps=10_000)
     spec = polyak.envs.make("MountainCar-v0").spec
     policy = polyak.policies.Scripted(spec, [(10_000, 1)])
-    with pytest.warns(UserWarning, match="record_videos: the episode had not ended after 50 steps, where it is left"):
+    with pytest.warns(UserWarning, match="record_videos: the episode was cut after 50 steps"):
         callbacks.play_episode(policy, spec, env, max_steps=50)
 
 
@@ -152,7 +152,7 @@ def test_missing_action_masks_are_named_before_the_training(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "moviepy", object())
     spec = dataclasses.replace(polyak.envs.make("CartPole-v1").spec, has_action_mask=True)
     env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-    with pytest.raises(ValueError, match="record_videos: env must have action masks, as that of the agent"):
+    with pytest.raises(ValueError, match="record_videos: env must have action masks, as the agent's environment has"):
         callbacks.record_videos(polyak.PPO(spec=spec), env, tmp_path, every=10)
     with pytest.raises(ValueError, match="make: action_mask_key='m'"):
         callbacks.record_videos(polyak.PPO(spec=spec), env, tmp_path, every=10, action_mask_key="m")

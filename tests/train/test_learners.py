@@ -99,7 +99,7 @@ def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_pat
         output, _ = process.communicate()
     wait_for(lambda: not any(map(is_running, learners)))
     assert len(learners) == 2 and not set(learners) & set(killed)
-    assert "learner 1 was killed by SIGKILL; starting all again from the newest checkpoint" in output
+    assert "learner 1 was killed by SIGKILL; restarting all learners from the newest checkpoint" in output
     assert "Gloo" not in output and "warning" not in output.lower()
     events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
     assert [(event["learner"], event["event"]) for event in events] == [(1, "failed")]
@@ -120,7 +120,7 @@ def test_a_death_loses_no_evaluation(tmp_path):
 
     threading.Thread(target=kill, daemon=True).start()
     agent = make_agent(make_env())
-    with pytest.warns(UserWarning, match="learner 1 was killed by SIGKILL; starting all again from the newest checkpoint"):
+    with pytest.warns(UserWarning, match="learner 1 was killed by SIGKILL; restarting all learners from the newest checkpoint"):
         learned = polyak.train.run(
             agent,
             make_env(),

@@ -343,7 +343,7 @@ def test_environments_for_evaluation_are_checked_before_training(directory, unch
 
 
 def test_an_evaluation_that_does_not_end_costs_no_training(directory):
-    with pytest.warns(UserWarning, match="this evaluation is left out") as left_out:
+    with pytest.warns(UserWarning, match="this evaluation is skipped") as left_out:
         result = train(jax_env(), 64, eval_every=32, eval_episodes=2, eval_max_steps=5, run_dir="run")
     assert result.progress.env_steps >= 64 and steps(Path("run/checkpoints"))
     # At the end it is not played a second time.
@@ -476,7 +476,7 @@ def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
         ConfigError, match=r"could not be stored with the run; rebuild it in Python and pass it again as agent="
     ):
         polyak.resume("run", env_steps=200)
-    with pytest.raises(ValueError, match=r"polyak.resume: env must be passed: 'Pole' of .* is an environment of your own"):
+    with pytest.raises(ValueError, match=r"polyak.resume: env must be passed: 'Pole' of .* is a user-defined environment"):
         polyak.resume("run", agent=agent, env_steps=200)
     again = polyak.envs.make(Pole, num_envs=3)
     with pytest.raises(ValueError, match="env must have the run's num_envs=2, got 3"):

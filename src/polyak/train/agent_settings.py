@@ -1,4 +1,4 @@
-"""An agent that is passed to `resume` must have the settings of the run's."""
+"""Checks the settings of an agent that is passed to `resume` against the run's config."""
 
 import json
 from typing import Any
@@ -11,21 +11,23 @@ from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import settings_by_path
 from polyak.storage.run_directory import Run
 
-# In place of what a run can only describe: a class, network or optimizer of the caller's own, or a function.
+# Key of a description of a function or a user-defined class, network or optimizer, which a config cannot store.
 DESCRIBED = "$unsupported"
 ABSENT = "nothing"
 
 
 def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, consent: str) -> None:
-    """Check that an agent has the class and the settings of the run's config.json, as far as these can be stored.
+    """Check that an agent has the class and the settings of the run's config.json, as far as the config can store them.
 
     Args:
+        run: the run.
+        agent: the agent.
         force: accept other settings, but no other class.
-        owner: what resumes the run, for the error.
-        consent: how to force it, for the error.
+        owner: name of the calling function or command, for the error.
+        consent: sentence about how to force other settings, for the error.
 
     Raises:
-        ValueError: it has others.
+        ValueError: the agent has another class, or other settings.
     """
     stored, given = run.read_config()["agent"], _to_json(agent)
     wanted, got = stored.get("$class", type(agent).__name__), given.get("$class", type(agent).__name__)
@@ -38,15 +40,15 @@ def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, con
 
 
 def store_agent_settings(run: Run, agent: Agent) -> None:
-    """Store the settings of an agent that was accepted although they are not the run's."""
+    """Store the settings of an accepted agent in the run's config.json if they differ."""
     if find_changes(run, agent):
         run.change_config(agent=_to_json(agent))
 
 
 def find_changes(run: Run, agent: Agent) -> dict[str, str]:
-    """What differs from the run's config.json, such as `gamma=0.5 (the run has 0.99)`, by the path of the setting.
+    """Return the settings that differ from the run's config.json, by path, each as `gamma=0.5 (the run has 0.99)`.
 
-    Settings that were added after the run was stored are not compared, nor is what a run can only describe.
+    Settings that are newer than the run are not compared, and neither are functions and user-defined classes.
     """
     stored, given = run.read_config()["agent"], _to_json(agent)
     if DESCRIBED in stored or DESCRIBED in given:
@@ -68,7 +70,7 @@ def find_changes(run: Run, agent: Agent) -> dict[str, str]:
 
 
 def _as_written_today(stored: Any) -> Any:
-    """A stored setting with the fields that its class has got since, at their defaults."""
+    """Return a stored setting, with newer fields of its class at their defaults."""
     try:
         return _to_json(from_json(stored, config_classes()))
     except ConfigError:

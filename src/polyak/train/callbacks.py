@@ -20,19 +20,19 @@ __all__ = ["log_to_mlflow", "log_to_wandb", "record_videos", "stop_at_reward", "
 EVALUATED = "eval/mean_reward"
 
 MAX_STEPS_OF_A_VIDEO = 100_000
-"""Steps after which a video ends if its episode does not; the longest games of Atari have 27,000."""
+"""Maximum number of steps of a video; the longest games of Atari have 27,000."""
 
 MAX_VIDEO_BYTES = 2**31
-"""Of the frames of a video, which ends there too: Gymnasium has all in memory until the video is written."""
+"""Maximum bytes of the frames of a video: Gymnasium keeps all frames in memory until the video is written."""
 
 
 def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
-    """Stop when a metric reaches this value.
+    """Stop when a metric reaches a value.
 
     Args:
         reward: the value.
-        tag: the metric; `rollout/ep_rew_mean` needs no `eval_every`. Warns if no report has had it after a fifth of the
-            training.
+        tag: the metric; `rollout/ep_rew_mean` needs no `eval_every`. A metric that is missing in all reports of the first fifth
+            of the training gives a warning.
     """
     check_number("stop_at_reward", "reward", reward)
     warn_if_missing = _warns_if_missing("stop_at_reward", tag)
@@ -45,11 +45,11 @@ def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
 
 
 def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback:
-    """Stop when a metric has not exceeded its maximum for this many of its values in a row.
+    """Stop when a metric has not exceeded its maximum in the last `evaluations` reports that contain it.
 
     Args:
-        evaluations: how many.
-        tag: the metric; reports without it are not counted. Warns if none has had it after a fifth of the training.
+        evaluations: number of reports with the metric.
+        tag: the metric. A metric that is missing in all reports of the first fifth of the training gives a warning.
     """
     check_integer("stop_without_improvement", "evaluations", evaluations)
     warn_if_missing = _warns_if_missing("stop_without_improvement", tag)
@@ -67,7 +67,7 @@ def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback
 
 
 def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, float]], None]:
-    """Called at every report; warns once if no report of the first fifth of the training has had the metric."""
+    """Return a function to call at every report; it warns once if no report in the first fifth of training has the metric."""
     is_known = False
 
     def warn_if_missing(progress: Progress, metrics: Mapping[str, float]) -> None:
@@ -84,13 +84,13 @@ def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, 
 
 
 def log_to_wandb(run: Any) -> Callback:
-    """Log every metric to a run of `wandb.init(...)`, on the axis of env_steps.
+    """Log every metric to a Weights & Biases run, the result of `wandb.init(...)`, on the axis of env_steps.
 
     Raises:
-        TypeError: `run` has no `log`: None, for example.
+        TypeError: `run` has no method `log`.
     """
     if not callable(getattr(run, "log", None)):
-        raise TypeError(f"log_to_wandb: run must be that of wandb.init(...), got {run!r:.80}")
+        raise TypeError(f"log_to_wandb: run must be the result of wandb.init(...), got {run!r:.80}")
 
     def log(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
         run.log(with_time(progress, metrics), step=progress.env_steps)
@@ -118,19 +118,19 @@ def log_to_mlflow() -> Callback:
 def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, action_mask_key: str | None = None) -> Callback:
     """Record one episode of the greedy policy every `every` env_steps and at the end, as `FOLDER/ENV_STEPS.mp4`.
 
-    A video ends after 100,000 steps, with a warning, if the episode does not.
+    A longer episode is cut after 100,000 steps, with a warning.
 
     Args:
         agent: the agent that is trained.
-        env: a `gymnasium.Env` of its own with `render_mode="rgb_array"`.
-        folder: where the videos go.
+        env: a separate `gymnasium.Env` with `render_mode="rgb_array"`.
+        folder: directory of the videos.
         every: env_steps between videos.
-        action_mask_key: as in `polyak.envs.make`, the entry of the observation that is the action mask; masks in
-            `info["action_mask"]` and of a method `action_masks()` are found without it.
+        action_mask_key: entry of the observation that is the action mask, as in `polyak.envs.make`; masks in
+            `info["action_mask"]` and from a method `action_masks()` need no key.
 
     Raises:
         ImportError: the package `moviepy` is not installed.
-        ValueError: the environment renders no images, or has no action masks where those of the agent have.
+        ValueError: the environment renders no images, or lacks the action masks of the agent's spec.
     """
     check_integer("record_videos", "every", every)
     mode = getattr(env, "render_mode", None)
@@ -161,14 +161,14 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
 
 
 def _record_episode(policy: Any, spec: EnvSpec, env: Any, video: Path) -> None:
-    """Play one episode of the policy and write its video, whose frames are in memory until then."""
+    """Play one episode and write its video; the frames are in memory until the video is written."""
     import gymnasium
 
     env.reset(seed=0)
     max_steps = max(1, MAX_VIDEO_BYTES // max(1, np.asarray(env.render()).nbytes))
     video.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=video.parent) as directory:
-        # A new folder: in one that exists RecordVideo warns of files that it would overwrite.
+        # A new folder: RecordVideo warns of an existing folder, whose files it might overwrite.
         recorder = gymnasium.wrappers.RecordVideo(env, f"{directory}/video", disable_logger=True)
         play_episode(policy, spec, recorder, max_steps=min(max_steps, MAX_STEPS_OF_A_VIDEO))
         recorder.stop_recording()
@@ -176,15 +176,16 @@ def _record_episode(policy: Any, spec: EnvSpec, env: Any, video: Path) -> None:
 
 
 def play_episode(policy: Any, spec: EnvSpec, env: Any, *, max_steps: int = MAX_STEPS_OF_A_VIDEO) -> None:
-    """Play one episode of the greedy policy in a `gymnasium.Env`, with its action masks where the spec has them.
+    """Play one episode of the greedy policy in a `gymnasium.Env`, with action masks if the spec has them.
 
     Args:
-        spec: the agent's.
-        env: it has its masks in `info`.
-        max_steps: the number of steps after which an episode that has not ended is left, with a warning.
+        policy: the policy.
+        spec: spec of the agent.
+        env: an environment with action masks in `info`, if any.
+        max_steps: maximum number of steps; a longer episode is cut, with a warning.
 
     Raises:
-        ValueError: the environment returns no action mask, though the agent's has them.
+        ValueError: the agent's spec has action masks, but the environment returns none.
     """
     obs, info = env.reset(seed=0)
     carry = None
@@ -194,14 +195,14 @@ def play_episode(policy: Any, spec: EnvSpec, env: Any, *, max_steps: int = MAX_S
         obs, _, terminated, truncated, info = env.step(action)
         if terminated or truncated:
             return
-    warn(f"record_videos: the episode had not ended after {max_steps:,} steps, where it is left; give env a time limit")
+    warn(f"record_videos: the episode was cut after {max_steps:,} steps; give env a time limit")
 
 
 def _read_mask(spec: EnvSpec, space: Any, info: Mapping[str, Any]) -> PyTree:
-    """The mask in `info`, in the tree of the action space."""
+    """Read the mask in `info`, as a tree with the structure of the action space."""
     from polyak.envs.masks import read_masks
 
     if "action_mask" not in info:
-        raise ValueError("record_videos: env must have action masks, as that of the agent; see action_mask_key")
+        raise ValueError("record_videos: env must have action masks, as the agent's environment has; see action_mask_key")
     masks = iter(read_masks(space, info["action_mask"], "record_videos"))
     return map_space(lambda leaf: next(masks) if isinstance(leaf, Discrete | MultiDiscrete) else None, spec.action)

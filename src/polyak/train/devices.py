@@ -1,4 +1,4 @@
-"""The devices and threads of a training, which JAX reads once, when it starts."""
+"""Chooses the devices and threads of a training run, which JAX reads once, when it starts."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from polyak.loops.rollouts import MakesRollouts
 from polyak.networks.layers import has_images
 from polyak.runs import MAX_THREADS
 
-# The number of XLA's threads, read when JAX starts; by default the number of cores.
+# Environment variable for the number of XLA's threads, by default the number of cores; read when JAX starts.
 THREADS = "PJRT_NPROC"
 # JAX rejects a new value once it has started.
 DEVICES = "jax_num_cpu_devices"
@@ -19,12 +19,12 @@ PLATFORMS = "jax_platforms"
 
 
 def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
-    """Choose the number of devices and configure JAX, before it starts, to see that many on a CPU.
+    """Choose the number of devices, and configure the number of CPU devices of JAX before it starts.
 
-    By default two in the compiled loop with at least 64 environments, where a second core pays, else one.
+    The default is two in the compiled loop with at least 64 environments, where a second core speeds training up, else one.
 
     Raises:
-        ValueError: the devices cannot share the environments equally.
+        ValueError: the number of environments is no multiple of the number of devices.
     """
     cores = len(os.sched_getaffinity(0))
     pays = loop == "compiled" and num_envs >= 64 and num_envs % 2 == 0 and cores >= 2
@@ -38,13 +38,13 @@ def configure_devices(wanted: int | None, loop: str, num_envs: int) -> int:
 
 
 def splits_images(agent: Agent, num_envs: int) -> bool:
-    """Whether two devices pay for an agent outside the compiled loop: it learns from rollouts, and those have images."""
+    """Return True if two devices speed up an agent outside the compiled loop: it has no replay, and observes images."""
     learns_from_images = has_images(agent.spec.obs) and not isinstance(agent, HasReplay)
     return learns_from_images and len(os.sched_getaffinity(0)) >= 2 and accepts(agent, num_envs, 2)
 
 
 def default_devices(agent: Agent, env: Env | HostEnv, loop: str = "auto") -> int:
-    """Two devices if JAX has two and they pay: in the compiled loop for at least 64 environments, else for images."""
+    """Return 2 if JAX has two devices and they speed training up (compiled: at least 64 environments; else: images), else 1."""
     if not isinstance(agent, Agent):
         return 1
     if isinstance(env, Env) and loop != "host":
@@ -55,7 +55,7 @@ def default_devices(agent: Agent, env: Env | HostEnv, loop: str = "auto") -> int
 
 
 def accepts(agent: Agent, num_envs: int, devices: int) -> bool:
-    """Whether the agent can train with this number of environments split over the devices."""
+    """Return True if the agent can train with this number of environments split over the devices."""
     if num_envs % devices:
         return False
     try:
@@ -105,9 +105,9 @@ def dispatch_synchronously(*, on: bool = True) -> None:
 
 
 def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 1) -> int | None:
-    """The number of threads to start JAX with: that of PJRT_NPROC, else one per device if matrix products are small.
+    """Choose the number of JAX threads: the value of PJRT_NPROC, else one per device if the agent prefers it.
 
-    None is JAX's default, also if JAX has started. The number changes the last bits of large products.
+    Returns None for JAX's default, and if JAX has started. The number changes the last bits of large products.
     """
     if is_jax_started():
         return None
@@ -118,7 +118,7 @@ def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int
 
 
 def start_jax(threads: int | None) -> int:
-    """Start JAX with this number of threads, None for its default, unless it has started; returns the number of devices.
+    """Start JAX with a number of threads (None: default) unless it has started; returns the number of devices.
 
     Raises:
         ValueError: see `count_devices`.
@@ -132,23 +132,23 @@ def start_jax(threads: int | None) -> int:
 
 
 def count_devices() -> int:
-    """The number of JAX's devices; starts it.
+    """Start JAX, and return the number of its devices.
 
     Raises:
-        ValueError: it does not start, on the platforms that `JAX_PLATFORMS` names, or at all.
+        ValueError: JAX does not start, on the platforms in `JAX_PLATFORMS` or on any.
     """
     try:
         return jax.local_device_count()
     except (RuntimeError, AssertionError) as error:
-        # For a platform that it knows, and that is not there, JAX asserts without a word.
+        # JAX raises an AssertionError without a message for a known platform that is missing.
         platforms, reason = getattr(jax.config, PLATFORMS), str(error).partition(" (set JAX_PLATFORMS")[0]
         where = f" with JAX_PLATFORMS={platforms}" if platforms else ""
-        way_out = "leave it out, or take cpu" if platforms else "JAX_PLATFORMS=cpu computes on the CPU"
+        way_out = "unset JAX_PLATFORMS, or set it to cpu" if platforms else "set JAX_PLATFORMS=cpu to use the CPU"
         raise ValueError(f"JAX does not start{where}{f': {reason}' if reason else ''}; {way_out}") from error
 
 
 def is_jax_started() -> bool:
-    """Whether JAX has fixed its devices and threads: it rejects another number of devices then."""
+    """Return True if JAX has started: it then rejects another number of devices."""
     devices = getattr(jax.config, DEVICES)
     try:
         jax.config.update(DEVICES, 2 if devices == 1 else 1)

@@ -19,42 +19,42 @@ from polyak.core.types import Callback, Progress, PyTree
 
 PLAIN_LINES = 10
 REPORTS_OF_PACE = 10
-"""The time left follows from the pace of this many reports, as the pace changes when learning begins."""
+"""Number of last reports whose pace gives the time left, as the pace changes when learning begins."""
 
 MAX_TITLE = 48
-"""Characters of a title that every plain line repeats."""
+"""Maximum number of characters of a title, which every plain line repeats."""
 
 BESIDE_STATUS = 8
-"""Columns of a terminal that the spinner, a short bar and the gaps take."""
+"""Number of terminal columns of the spinner, a short bar and the gaps."""
 
 SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
 
 
 class Screen(Console):
-    """A console that falls silent when its pipe breaks, as under `| head`; training goes on."""
+    """A console that prints nothing more after its pipe breaks (`| head`), so that training continues."""
 
     def on_broken_pipe(self) -> None:
-        """Called by Rich, which would exit the process."""
+        """Replace Rich's handler, which would exit the process."""
         self.quiet = True
         discard_output(sys.stdout.fileno())
 
     def print_line(self, line: str) -> None:
-        """Print one line without markup, emoji such as `:snake:`, or wrapping: a path or a command stays whole."""
+        """Print one line without markup, emoji such as `:snake:`, or wrapping, so that paths and commands stay in one piece."""
         self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print_text(self, text: str) -> None:
-        """Print text without markup and emoji, which a terminal breaks between words."""
+        """Print text without markup and emoji; a terminal wraps it between words."""
         self.print(escape_control(text), highlight=False, soft_wrap=not self.is_terminal, markup=False, emoji=False)
 
 
 class Display:
-    """Shows env_steps, speed, mean return and the remaining time of a training: a callback of its loop.
+    """A callback that shows env_steps, speed, mean return and the remaining time of a training run.
 
     Args:
-        console: where it is shown.
+        console: the console.
         title: algorithm and environment.
-        env_steps: length of the training.
-        done: env_steps of an earlier process that this training resumes.
+        env_steps: length of training.
+        done: env_steps before the resume.
         seeds: number of seeds that train together.
         update_bar: sets `completed` and `status` of a progress bar; None prints plain lines.
     """
@@ -83,13 +83,13 @@ class Display:
             self._console.print_line(self._prefix + texts[0])
 
     def show_evaluating(self, progress: Progress, episodes: int) -> None:
-        """Show, until the next report, that the policy is evaluated."""
+        """Show, until the next report, that an evaluation is running."""
         self._show_compilation(progress)
         if self._update_bar is not None:
             self._update_bar(None, self._fit([f"evaluating {episodes} episodes …", "evaluating …"]))
 
     def print_text(self, text: str) -> None:
-        """Print a line about the training."""
+        """Print a line with the title."""
         self._console.print_text(self._prefix + text)
 
     def _show_compilation(self, progress: Progress) -> None:
@@ -98,19 +98,20 @@ class Display:
             self.print_text(f"compiled in {progress.compile_seconds:.1f} s")
 
     def _fit(self, texts: Sequence[str]) -> str:
-        """The first of the texts that fits next to a bar, else the last, which is the shortest."""
+        """Return the first text that fits next to a bar, else the last text, which is the shortest."""
         room = self._console.width - BESIDE_STATUS
         return next((text for text in texts if len(text) <= room), texts[-1])
 
 
 @contextmanager
 def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, seeds: int = 1) -> Iterator[Display]:
-    """The display of a training: a progress bar while the block runs, or plain lines.
+    """Show a progress bar while the block runs, or plain lines; yields the display.
 
     Args:
+        console: the console.
         title: algorithm and environment.
-        env_steps: length of the training.
-        done: env_steps of an earlier process that this training resumes.
+        env_steps: length of training.
+        done: env_steps before the resume.
         seeds: number of seeds that train together.
     """
     if not console.is_terminal:
@@ -118,7 +119,7 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, se
         yield Display(console, title, env_steps, done, seeds)
         return
     console.print_line(title)
-    # The bar takes the rest of the line.
+    # The bar fills the rest of the line.
     columns = (
         SpinnerColumn(),
         BarColumn(bar_width=None),
@@ -128,23 +129,23 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, se
         task = bar.add_task(title, total=env_steps, completed=done, status="compiling …")
 
         def update_bar(completed: int | None, status: str) -> None:
-            # The status alone changes before something slow, of which the next refresh may be too late.
+            # Without `completed` a slow step follows, so refresh at once.
             bar.update(task, completed=completed, status=status, refresh=completed is None)
 
         yield Display(console, title, env_steps, done, seeds, update_bar)
 
 
 def shorten_title(title: str) -> str:
-    """A title of at most `MAX_TITLE` characters, without the middle of a longer one."""
+    """Shorten a title to at most `MAX_TITLE` characters by cutting out its middle."""
     half = MAX_TITLE // 2
     return title if len(title) <= MAX_TITLE else f"{title[:half]}…{title[1 - half :]}"
 
 
 class SeedReports:
-    """Joins the reports of seeds that train together: one report a round, with the means of env_steps, speed and return.
+    """Merges the reports of seeds that train together into one report per round, with mean env_steps, speed and return.
 
     Args:
-        callback: called with the joint report once all seeds that still train have reported.
+        callback: called with the merged report once all seeds that still train have reported.
         count: number of seeds.
     """
 
@@ -153,11 +154,11 @@ class SeedReports:
         self._round: dict[int, tuple[Progress, Mapping[str, float]]] = {}
 
     def of_seed(self, i: int) -> Callback:
-        """The callback of seed `i`."""
+        """Return the callback of seed `i`."""
 
         def report(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
             if i in self._round:
-                # A new round has begun: the seeds that are missing from the last one have diverged.
+                # A new round has begun: seeds without a report in the last round have diverged.
                 self._training = set(self._round)
                 self.flush()
             self._round[i] = (progress, dict(metrics))
@@ -167,7 +168,7 @@ class SeedReports:
         return report
 
     def flush(self) -> None:
-        """Report the seeds that have reported in this round, if there are any."""
+        """Report the current round, if any seed has reported in it."""
         if not self._round:
             return
         reports, metrics = zip(*self._round.values(), strict=True)
@@ -188,9 +189,9 @@ class SeedReports:
 
 
 class _Status:
-    """The line about a training: env_steps, speed, mean return, and the time left at the pace of the last reports.
+    """Formats the progress line: env_steps, speed, mean return, and the time left at the pace of the last reports.
 
-    Of several seeds it has the env_steps of each and the speed of all.
+    For several seeds, the line has the env_steps of each seed and the total speed.
     """
 
     def __init__(self, env_steps: int, seeds: int) -> None:
@@ -200,16 +201,16 @@ class _Status:
         self._has_waited = False
 
     def describe(self, progress: Progress, metrics: Mapping[str, float]) -> list[str]:
-        """The line in ever fewer characters, which must be asked for at every report."""
+        """Return the line in versions of decreasing length; must be called at every report."""
         mean = metrics.get(RETURN)
         skipped = metrics.get(SKIPPED, 0)
-        # Off-policy agents collect before they learn; a training that is shorter than that learns nothing.
+        # Off-policy agents collect before they learn; a run shorter than `learning_starts` takes no gradient step.
         is_waiting = metrics.get(UPDATES) == 0 and not skipped
         has_replay = any(name.startswith("replay/") for name in metrics)
         seconds = self._seconds_left(progress, is_waiting=is_waiting, has_replay=has_replay)
         left = [] if seconds is None else [f"{_duration(seconds)} left"]
         returns = f"mean return {format_number(mean)}" if mean is not None else "no episode ended yet"
-        # In place of the return, which is that of random actions.
+        # Replaces the return, which is the return of random actions.
         state = "not learning yet" if is_waiting else returns
         short_state = state.removeprefix("mean ")
         each, in_all = (" each", " in all") if self._seeds > 1 else ("", "")
@@ -231,7 +232,7 @@ class _Status:
         return [", ".join(parts) for parts in lines]
 
     def _seconds_left(self, progress: Progress, *, is_waiting: bool, has_replay: bool) -> float | None:
-        """None where the pace of learning is not known: before it begins, and at the first report of an agent with a replay."""
+        """Return the seconds left, or None if the pace of learning is unknown (not learning, or first report with a replay)."""
         if self._reports:
             first = self._reports[0]
             env_steps, seconds = progress.env_steps - first.env_steps, progress.seconds - first.seconds
@@ -239,7 +240,7 @@ class _Status:
         else:
             pace = 0.0 if has_replay else progress.fps
         if self._has_waited or is_waiting:
-            # Learning has begun between the last report and this one, or not yet.
+            # Learning has begun since the last report, or has not begun.
             self._reports.clear()
         self._has_waited = is_waiting
         self._reports.append(progress)
@@ -250,9 +251,9 @@ class _Status:
         return remaining / pace + remaining * seconds_beside if remaining else 0.0
 
     def _seconds_beside_training(self, progress: Progress) -> float:
-        """Seconds an env_step, since the first report, of evaluations, checkpoints and other callbacks.
+        """Return the seconds per env_step of evaluations, checkpoints and other callbacks, since the first report.
 
-        Over all reports, as an evaluation happens once in many.
+        The mean is over all reports, as evaluations are rarer than reports.
         """
         now = time.monotonic()
         first, started_at = self._first = self._first or (progress, now)

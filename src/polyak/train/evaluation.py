@@ -1,4 +1,4 @@
-"""Evaluation of the greedy policy: of a result or a run, and at intervals while training."""
+"""Evaluation of the greedy policy of a result or a run, and at intervals during training."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ from polyak.storage.progress import replay_path, save_progress
 from polyak.storage.run_directory import Run
 from polyak.train.display import Display
 
-# The tags of Stable-Baselines3.
+# Tags of Stable-Baselines3.
 REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/success_rate"
 
 
 def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) -> Env | HostEnv:
-    """Copies of the run's environment, with its settings."""
+    """Create copies of the run's environment, with its settings."""
     return envs.make(
         config.env,
         num_envs=num_envs,
@@ -38,12 +38,12 @@ def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) 
 
 @contextmanager
 def evaluation_env(env: Env | HostEnv, episodes: int, given: Env | HostEnv | None = None) -> Iterator[Env | HostEnv]:
-    """Environments whose use leaves those of the training unchanged: the given ones, or copies, which are closed at the end.
+    """Yield environments for evaluation: the given environments, or copies of the training environments, closed at the end.
 
-    An environment in JAX has no state of its own, so it is its own copy.
+    An environment in JAX is stateless and needs no copy.
 
     Raises:
-        ValueError: none are given, and it is not known how those of the training were made.
+        ValueError: no environments are given, and the source of the training environments is unknown.
     """
     if given is not None or not isinstance(env, HostEnv):
         yield env if given is None else given
@@ -57,7 +57,7 @@ def evaluation_env(env: Env | HostEnv, episodes: int, given: Env | HostEnv | Non
 
 
 def close_envs(env: HostEnv) -> None:
-    """Close environments; what their `close` raises is a warning, as it must not cost the result of a training."""
+    """Close environments; an exception in `close` becomes a warning, so that the result of training is not lost."""
     try:
         env.close()
     except Exception as error:
@@ -65,10 +65,10 @@ def close_envs(env: HostEnv) -> None:
 
 
 def check_eval_env(owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, eval_every: int | None) -> None:
-    """Check that environments for evaluation fit the agent, and are not those that it trains in.
+    """Check that environments for evaluation fit the agent, and differ from the training environments.
 
     Raises:
-        TypeError, ValueError: they do not, or are.
+        TypeError, ValueError: the environments do not fit, or are the training environments.
     """
     if eval_env is None:
         return
@@ -79,10 +79,10 @@ def check_eval_env(owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, 
 
 
 def require_source(env: HostEnv) -> EnvSource:
-    """How the environments were made.
+    """Return the source from which the environments were created.
 
     Raises:
-        ValueError: it is not known.
+        ValueError: the source is unknown.
     """
     source = source_of(env)
     if source is None:
@@ -94,13 +94,13 @@ def require_source(env: HostEnv) -> EnvSource:
 
 
 def evaluation_key(seed: int) -> PRNGKeyArray:
-    """The key of an evaluation with this seed, which no training with it uses."""
+    """Return the key of an evaluation with a seed; training with the same seed never uses this key."""
     key: PRNGKeyArray = jax.random.fold_in(run_key(seed), 0x65766C)
     return key
 
 
 def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int, max_steps: int) -> Evaluation:
-    """Evaluate a policy; the seed decides where the episodes start, and an environment takes at most `max_steps` steps.
+    """Evaluate a policy; the seed determines the starts of the episodes; each environment takes at most `max_steps` steps.
 
     Raises:
         UnendedEpisodes: an episode does not end.
@@ -109,11 +109,11 @@ def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int
 
 
 def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed: int, max_steps: int) -> Evaluation | None:
-    """Evaluate a policy; None, with a warning, where an episode does not end: what is trained must not be lost for it."""
+    """Evaluate a policy; returns None, with a warning, if an episode does not end, so that the trained policy is not lost."""
     try:
         return evaluate_policy(env, policy, episodes, seed, max_steps)
     except UnendedEpisodes as error:
-        warn(f"{error}; this evaluation is left out")
+        warn(f"{error}; this evaluation is skipped")
         return None
 
 
@@ -125,21 +125,21 @@ def describe_limit(metrics: Mapping[str, float], max_steps: int) -> str:
 class PeriodicEvaluation:
     """A callback that evaluates the greedy policy, adds the result to the metrics, and keeps the best policy.
 
-    Every evaluation plays the same episodes' starts, so that differences are the policy's. It uses neither the training's
-    environments nor its random numbers: training with it and without it gives the same bits.
+    Episodes start equally in every evaluation, so that only changes of the policy change the result. Evaluation uses neither
+    the environments nor the random numbers of training, so training gives the same bits with and without evaluation.
 
     Args:
-        agent: its greedy policy is evaluated.
-        env: environments of its own.
-        every: env_steps between evaluations; the last one is at the end of training.
-        episodes: episodes of each evaluation.
-        max_steps: steps of each environment that an evaluation may take.
-        seed: decides where the episodes start.
-        env_steps_done: env_steps of the training that is resumed.
+        agent: the agent.
+        env: environments for evaluation.
+        every: env_steps between evaluations; the last evaluation is at the end of training.
+        episodes: number of episodes of each evaluation.
+        max_steps: maximum number of steps of each environment in an evaluation.
+        seed: determines the starts of the episodes.
+        env_steps_done: env_steps before the resume.
         run: receives the best checkpoint in `best/`; None writes nothing.
-        on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation.
-        display: shows that the policy is evaluated, and the result.
-        label: what the result is of, where the display is of several trainings.
+        on_evaluation: called with the tuple `(env_steps, evaluation)` of every evaluation.
+        display: shows the start and the result of each evaluation.
+        label: prefix of the shown result, to distinguish seeds that train together.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class PeriodicEvaluation:
         if is_best:
             self._best, self.best_policy = evaluation.mean_return, policy
             if self._run is not None:
-                # For its policy alone: nothing resumes from it.
+                # Without the replay: the checkpoint is for its policy only, and no run resumes from it.
                 replay = replay_path(self._agent)
                 save_progress(self._run, progress, state, keep=1, directory=self._run.best, replay=replay, save_replay=False)
         if self._display is not None:
@@ -199,6 +199,6 @@ class PeriodicEvaluation:
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """The metrics of an evaluation, by tag."""
+    """Return the metrics of an evaluation, by tag."""
     metrics = {REWARD: evaluation.mean_return, LENGTH: evaluation.mean_length}
     return metrics if evaluation.success_rate is None else metrics | {SUCCESS: evaluation.success_rate}

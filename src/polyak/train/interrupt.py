@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a training in Python: the first one stops it in order, the second one at once."""
+"""Ctrl-C and SIGTERM during training: the first signal stops after the current iteration, the second at once."""
 
 import os
 import signal
@@ -12,22 +12,22 @@ _DEFAULTS: Mapping[signal.Signals, Any] = {signal.SIGINT: signal.default_int_han
 
 
 class Interrupt:
-    """Whether Ctrl-C or SIGTERM was received."""
+    """Records that Ctrl-C or SIGTERM was received."""
 
     def __init__(self) -> None:
         self.received = False
 
     @property
     def name(self) -> str:
-        """What a stop is called in a result."""
+        """Name of a stop in a result: `"interrupt"` or `"request"`."""
         return "interrupt" if self.received else "request"
 
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Record the first Ctrl-C or SIGTERM while the block runs; a second one has its usual effect.
+    """Record the first Ctrl-C or SIGTERM while the block runs; a second signal has its usual effect.
 
-    Handlers that the program has set stay. Outside the main thread, which alone receives signals, nothing is caught.
+    Handlers that the program has set are kept. Only the main thread receives signals, so other threads record none.
     """
     interrupt = Interrupt()
 

@@ -1,7 +1,7 @@
-"""Training with several learners: processes that split the devices, and so the environments, of the compiled loop.
+"""Training with several learners: processes over which the devices and environments of the compiled loop are split.
 
-The group is started again from the newest checkpoint whenever one of its processes dies. The run directory is all that the
-first of them and this process share: it writes the checkpoints, and this process reads the last one.
+If one of the processes dies, the whole group restarts from the newest checkpoint. The first learner writes checkpoints into
+the run directory, from which this process reads the last checkpoint.
 """
 
 import contextlib
@@ -60,23 +60,23 @@ NUMERICAL_SETTINGS = (
     "jax_debug_nans",
     "jax_debug_infs",
 )
-"""Of JAX, which learners have in common with the process that starts them, and so are the cache's."""
+"""Settings of JAX that change numbers; learners get these and the cache settings from the parent process."""
 
 RECENT_SECONDS = 2.0
-"""How long ago a file was written that may be incomplete."""
+"""Maximum age in seconds of a file that may be incomplete."""
 
 
 @dataclass(frozen=True)
 class LearnerTask:
-    """What every learner is told.
+    """The task of every learner.
 
     Attributes:
         config: the settings.
         env: the environment.
-        key_data: of the run's key.
-        key_impl: its implementation.
-        directory: of the run, which the first learner alone opens.
-        jax_settings: of JAX: those of its cache of compiled programs, and those that change numbers.
+        key_data: key data of the run's key.
+        key_impl: implementation of the run's key.
+        directory: the run directory, which only the first learner opens.
+        jax_settings: settings of JAX: `CACHE_SETTINGS` and `NUMERICAL_SETTINGS`.
     """
 
     config: RunConfig
@@ -88,14 +88,14 @@ class LearnerTask:
 
     @property
     def cache_directory(self) -> Path | None:
-        """Of JAX's cache of compiled programs, or None."""
+        """Directory of JAX's cache of compiled programs, or None."""
         directory = self.jax_settings[CACHE_DIRECTORY]
         return Path(directory) if directory else None
 
 
 @dataclass(frozen=True)
 class LearnerResult:
-    """What the first learner sends back; the state is in the run directory."""
+    """The result that the first learner sends back; the state is in the run directory."""
 
     progress: Progress
     metrics: Mapping[str, float]
@@ -103,10 +103,10 @@ class LearnerResult:
 
 
 def as_learners(owner: str, learners: Learners | int | None) -> Learners | None:
-    """Learners, of which only the number may be given; None for one, which is this process.
+    """Convert a number to `Learners`; None for one learner, which is this process.
 
     Raises:
-        TypeError, ValueError: it is neither, or out of range.
+        TypeError, ValueError: `learners` is neither `Learners` nor an integer, or is out of range.
     """
     if not isinstance(learners, Learners):
         check_integer(owner, "learners", learners, at_most=MAX_LEARNERS, optional=True)
@@ -115,10 +115,10 @@ def as_learners(owner: str, learners: Learners | int | None) -> Learners | None:
 
 
 def check_group(settings: TrainSettings) -> Learners | None:
-    """The processes that train together, or None.
+    """Return the learners of the settings, or None for training in this process.
 
     Raises:
-        ValueError: they are combined with what lives in this process, or with another loop.
+        ValueError: a setting does not work with learners: an object of this process, or another loop.
     """
     group = as_learners("train.run", settings.learners)
     if group is None:
@@ -133,11 +133,11 @@ def check_group(settings: TrainSettings) -> Learners | None:
 
 
 def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None:
-    """Check that learners can share a training.
+    """Check that the environment and the devices can be split over learners.
 
     Raises:
         ValueError: the environment steps on the host, or the devices or environments cannot be split equally.
-        ImportError, RuntimeError: they are to be on a cluster, and Ray is not installed or nothing answers at its address.
+        ImportError, RuntimeError: an address is given, and Ray is not installed or no cluster answers at the address.
     """
     if isinstance(env, HostEnv):
         raise ValueError(
@@ -152,14 +152,14 @@ def check_learners(learners: Learners, env: Env | HostEnv, devices: int) -> None
 
 
 def train_with_learners(training: Training, learners: Learners, console: Screen, should_stop: Callable[[], bool]) -> Result:
-    """Train in a group of processes; this one watches it, and then reads the last checkpoint.
+    """Train in a group of processes, which this process supervises; then read the last checkpoint.
 
-    Where it should stop while no group trains, the result is the newest checkpoint.
+    If a stop is requested while no group trains, the result is the newest checkpoint.
 
     Raises:
-        RuntimeError: no restart is left, or the learners do not find each other.
-        StoppedBeforeStart: it should stop, and there is no checkpoint.
-        Exception: what a learner raised, of its type.
+        RuntimeError: no restart is left, or the learners do not connect.
+        StoppedBeforeStart: a stop was requested, and there is no checkpoint.
+        Exception: an exception that a learner raised, with its type.
     """
     config, run, env = training.config, training.run, training.env
     assert run is not None and isinstance(env, Env), "checked when it was prepared"
@@ -171,7 +171,7 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         run.directory,
         {name: jax.config.values[name] for name in (*CACHE_SETTINGS, *NUMERICAL_SETTINGS)},
     )
-    # Of all groups: a new one does not repeat what was before its checkpoint.
+    # Evaluations of all groups: a restarted group does not repeat evaluations before its checkpoint.
     evaluations: dict[int, Evaluation] = {}
     with record_failure([training]), ExitStack() as stack:
         stack.enter_context(_drop_on_failure(task.cache_directory))
@@ -195,7 +195,7 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
     state, learned = saved.state, learned or _stop_at(saved, config, run)
     assert state is not None, "a checkpoint"
     trained: TrainResult = TrainResult(config.agent, state.agent, state, learned.progress, learned.metrics, learned.stopped)
-    # Some of a group that died may be of steps after its last checkpoint.
+    # Drop evaluations of a dead group that are newer than the restored checkpoint.
     evaluations = {env_steps: one for env_steps, one in evaluations.items() if env_steps <= learned.progress.env_steps}
     result = dataclasses.replace(make_result(training, trained, None), evaluations=evaluations)
     if steps(run.best):
@@ -204,10 +204,10 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
 
 
 def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
-    """The result of a training that was stopped while no group trained: where its newest checkpoint is.
+    """Create the result of a stop while no group trained, from the newest checkpoint.
 
-    Its metrics are those of the last report up to that checkpoint, NaN where they were not finite; none, with a warning, if the
-    file is damaged.
+    The metrics are from the last report up to this checkpoint, NaN where they were not finite; there are none, with a warning,
+    if the file of metrics is damaged.
     """
     assert saved.state is not None, "a checkpoint"
     progress = Progress(saved.env_steps, config.env_steps, int(saved.state.iteration), 0.0, 0.0, 0.0)
@@ -225,9 +225,9 @@ def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
 def learn(
     task: LearnerTask, rank: int, should_stop: Callable[[], bool], note: Callable[[Any], None], *, is_quiet: bool
 ) -> LearnerResult:
-    """Train as one of several processes that `jax.distributed` has connected; the first one writes, and notes evaluations."""
+    """Train as one of the processes that `jax.distributed` has connected; the first learner writes and sends evaluations."""
     config, env = task.config, task.env
-    # On another machine there is none.
+    # Another machine has no such directory.
     has_cache = task.cache_directory is not None and task.cache_directory.is_dir()
     for name, value in task.jax_settings.items():
         if has_cache or name not in CACHE_SETTINGS:
@@ -250,7 +250,7 @@ def learn(
 
 
 def _restore(run: Run, config: RunConfig, env: Env, key: PRNGKeyArray, step: int | None = None) -> Start:
-    """The newest checkpoint, or the one of this step; the beginning if there is none."""
+    """Restore the newest checkpoint, or the checkpoint of `step`; start from the beginning if there is none."""
     if not steps(run.checkpoints):
         return Start()
     restored = restore(run.checkpoints, _shape(config, env, key), step=step, optional=replay_path(config.agent))
@@ -261,7 +261,7 @@ def _restore(run: Run, config: RunConfig, env: Env, key: PRNGKeyArray, step: int
 
 
 def _shape(config: RunConfig, env: Env, key: PRNGKeyArray) -> Any:
-    """Shapes and dtypes of the loop's state."""
+    """Return the shapes and dtypes of the loop's state."""
     return jax.eval_shape(partial(start_compiled, config.agent, env), key)
 
 
@@ -275,7 +275,7 @@ def _drop_on_failure(cache: Path | None) -> Iterator[None]:
 
 
 def drop_incomplete_programs(cache: Path | None) -> None:
-    """Remove what a learner that was killed just now may have been writing: JAX writes compiled programs in place."""
+    """Remove recent files of the cache, which a killed learner may have left incomplete: JAX writes programs in place."""
     for path in cache.glob("*-cache") if cache is not None else ():
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime < RECENT_SECONDS:
@@ -283,11 +283,11 @@ def drop_incomplete_programs(cache: Path | None) -> None:
 
 
 def _report(run: Run, console: Screen, cache: Path | None, event: WorkerEvent) -> None:
-    """Write the death of a learner into `workers.jsonl`, and print it."""
+    """Append the death of a learner to `workers.jsonl`, and print it."""
     drop_incomplete_programs(cache)
     run.append_worker_event({"time": time.time(), "learner": event.worker, "event": event.event, "detail": event.detail})
     if event.event == "failed":
-        message = f"learner {event.worker} {event.detail}; starting all again from the newest checkpoint"
+        message = f"learner {event.worker} {event.detail}; restarting all learners from the newest checkpoint"
         if console.quiet:
             warn(message)
         else:

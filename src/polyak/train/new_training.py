@@ -1,4 +1,4 @@
-"""`polyak.train.run`: trains an agent, or a preset by its name, with everything that `polyak train` gives."""
+"""`polyak.train.run`: trains an agent, or a preset by its name, with the features of `polyak train`."""
 
 import dataclasses
 import inspect
@@ -42,22 +42,22 @@ EVAL_EPISODES = 10
 @suggest_arguments("train")
 @runs_with(TrainSettings)
 def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], fields: TrainSettings) -> Result[State]:
-    """Train until `env_steps` valid transitions are done: what `polyak train` does, with the same numbers for the same seed.
+    """Train until `env_steps` valid transitions are done; equals `polyak train` with the same seed.
 
     >>> result = run("ppo", "jax/CartPole-v1", env_steps=512, num_envs=8, settings={"num_steps": 32}, progress=False)
     >>> result.progress.env_steps
     512
 
     Args:
-        agent: the agent, or the name of an algorithm (`"ppo"`), which takes the preset for the environment.
-        env: the environment of `polyak.envs.make`, or its first argument: a name, a function, or an environment.
+        agent: the agent, or the name of an algorithm (`"ppo"`) to use the preset for the environment.
+        env: an environment of `polyak.envs.make`, or the first argument of `make`: a name, a function, or an environment.
         fields: each field of `TrainSettings` is a keyword argument; `env_steps` is required.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
         RunError: `run_dir` is not new or empty, or cannot be created.
         TrainingDiverged: see `Agent.diagnose`.
-        StoppedBeforeStart: workers were stopped before they had started; or learners, and there is no checkpoint.
+        StoppedBeforeStart: a stop was requested before workers had started, or before learners had saved a checkpoint.
     """
     group = check_group(fields)
     chosen, split = _choose_workers(agent, env, fields.loop, fields.workers)
@@ -78,29 +78,29 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
 
 
 def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> LoopState | None:
-    """A state to resume from: environments outside JAX that were made for it begin new episodes."""
+    """Return the state to resume from, with new episodes if `run` has created the host environments."""
     if state is None or made is env or not isinstance(made, HostEnv):
         return state
     return with_new_episodes(made, state, int(state.iteration))
 
 
 def _check_order(agent: Any, env: Any) -> None:
-    """Check that agent and environment, made or named, are not passed the other way round.
+    """Check that agent and environment are not swapped.
 
     Raises:
-        TypeError: they are.
+        TypeError: agent and environment are swapped.
     """
     is_agent = env.lower() in AGENTS if isinstance(env, str) else isinstance(env, Agent)
     if is_agent or isinstance(agent, Env | HostEnv):
-        raise TypeError(f"train.run: the agent comes first, then the environment, got {agent!r:.80} first")
+        raise TypeError(f"train.run: agent and env are swapped: call train.run(agent, env), got {agent!r:.80} as agent")
 
 
 def _choose_workers(agent: Any, env: Any, loop: Any, workers: int | Workers | None) -> tuple[Any, Workers | None]:
-    """The loop, and its workers or None; an algorithm that is named may have its own.
+    """Return the loop and its workers, or None for none; the preset of a named algorithm may set both.
 
     Raises:
-        TypeError: agent and environment are passed the other way round.
-        ValueError: one is given without the other, or the algorithm is made for another loop.
+        TypeError: agent and environment are swapped.
+        ValueError: a loop of workers has no workers, workers have another loop, or the algorithm needs another loop.
     """
     _check_order(agent, env)
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
@@ -119,16 +119,15 @@ def _choose_workers(agent: Any, env: Any, loop: Any, workers: int | Workers | No
 
 
 def check_own_loop(owner: str, algorithm: str, loop: str, own: str, *, is_jax: bool) -> None:
-    """Check that an algorithm whose loop makes it what it is gets that loop.
+    """Check the loop of an algorithm that is defined by its loop, such as A3C.
 
     Raises:
-        ValueError: it has another, or an environment that workers cannot step.
+        ValueError: the loop is another one, or workers cannot step the environment.
     """
-    same = f"{algorithm.lower()} is {agent_class(algorithm.lower()).__name__} in the {own} loop"
     if loop != own:
-        raise ValueError(f"{owner}: {same}, got loop={loop!r}; leave it out")
+        raise ValueError(f"{owner}: {algorithm.lower()} always uses loop={own!r}; remove loop={loop!r}")
     if is_jax:
-        raise ValueError(f"{owner}: {same}, whose workers step environments outside JAX; got one in JAX")
+        raise ValueError(f"{owner}: {algorithm.lower()} uses loop={own!r}, whose workers step no JAX environment")
 
 
 def make_envs(
@@ -140,12 +139,12 @@ def make_envs(
     devices: int | None = None,
     workers: Workers | None = None,
 ) -> tuple[Env | HostEnv, EnvSource | None]:
-    """The environments and how they were made; where they are named, with the preset's number of copies by default.
+    """Return the environments and their source, creating them if needed, by default with the preset's number of copies.
 
-    JAX gets two devices where they pay, unless it has started.
+    JAX gets two devices if they speed training up, unless it has started.
 
     Raises:
-        ValueError: `num_envs` for environments that are made.
+        ValueError: `num_envs` or `workers` is set for existing environments.
     """
     agent = agent.lower() if isinstance(agent, str) else agent
     is_made = isinstance(env, Env | HostEnv)
@@ -159,7 +158,7 @@ def make_envs(
     if is_made:
         configure_devices_for_images(env, loop, devices)
         return env, source_of(env)
-    # An environment of Gymnasium that exists has its own number of copies.
+    # An existing Gymnasium environment has a fixed number of copies.
     has_number = not (can_make_again(env) or is_in_jax(env))
     scaling = action_scaling_of(agent)
     options: dict[str, Any] = {"action_scaling": scaling} | ({} if has_number and num_envs is None else {"num_envs": count})
@@ -182,7 +181,7 @@ def temporary_envs(
     workers: Workers | None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Env | HostEnv, EnvSource | None]]:
-    """The environments of `make_envs`, closed at the end unless the caller made them."""
+    """Yield the result of `make_envs`, and close the environments at the end unless the caller created them."""
     made, source = make_envs("train.run", agent, env, num_envs, loop, devices, workers)
     if isinstance(made, WorkerEnvs):
         made.group.should_stop = should_stop
@@ -193,7 +192,7 @@ def temporary_envs(
 
 
 def close_if_made(made: Env | HostEnv, env: Any) -> None:
-    """Close environments of `make_envs`, unless the caller made them."""
+    """Close environments of `make_envs`, unless the caller created them."""
     if made is not env and isinstance(made, HostEnv) and (env is None or can_make_again(env)):
         close_envs(made)
 
@@ -201,10 +200,10 @@ def close_if_made(made: Env | HostEnv, env: Any) -> None:
 def make_agent(
     agent: Agent | str, spec: EnvSpec, source: EnvSource | None, env_steps: int, settings: Mapping[str, Any] | None
 ) -> Agent:
-    """The agent; where it is named, the preset's for the environment, with changed settings.
+    """Return the agent, or create it from the preset for the environment with changed settings.
 
     Raises:
-        ValueError: there is no such algorithm; settings for an agent that is made.
+        ValueError: the name of the algorithm is unknown, or `settings` are given for an existing agent.
     """
     if not isinstance(agent, str):
         check_agent("train.run", agent)
@@ -229,16 +228,16 @@ def prepare(
     algorithm: str | None = None,
     learners: Learners | None = None,
 ) -> Training:
-    """Check everything, and create the run directory.
+    """Check all settings, and create the run directory.
 
     Args:
-        agent: made.
-        env: made.
-        settings: see `run`; not used are `num_envs`, `settings`, `workers` and `learners`, which made the other arguments, and
-            `progress`, `callbacks` and `should_stop`.
+        agent: the agent.
+        env: the environment.
+        settings: see `run`. The fields `num_envs`, `settings`, `workers`, `learners`, `progress`, `callbacks` and `should_stop`
+            are not used.
         threads: number of XLA threads, for the config; None is XLA's default.
-        source: how the environments were made, if it is known.
-        algorithm: the name that the caller used, of several with the agent's class; None is `algorithm_name(agent)`.
+        source: source of the environments, if it is known.
+        algorithm: name of the algorithm if several algorithms share the agent's class; None is `algorithm_name(agent)`.
         learners: processes that train together; None trains in this process.
     """
     if settings.run_dir is not None and settings.resume_from is not None:
@@ -298,7 +297,7 @@ def prepare(
 
 
 def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: str, saved: bool) -> str:
-    """The loop, in which the environments can be stepped, and the replay stand and be saved or not."""
+    """Return the loop, after a check of its environments and replay."""
     if loop == "auto":
         loop = "host" if isinstance(env, HostEnv) else "compiled"
     if loop == "compiled":
@@ -311,10 +310,10 @@ def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, rep
 def intervals(
     env_steps: int, report_every: int | None, checkpoint_every: int | None, eval_every: int | None = None
 ) -> tuple[int | None, int]:
-    """env_steps between reports, and between checkpoints, which are saved at reports.
+    """Return env_steps between reports and between checkpoints, which are saved at reports.
 
     Raises:
-        TypeError, ValueError: an interval is not a positive integer, or shorter than that of the reports.
+        TypeError, ValueError: an interval is not a positive integer, or is shorter than `report_every`.
     """
     wanted = {"checkpoint_every": checkpoint_every, "eval_every": eval_every}
     for name, value in ({"report_every": report_every} | wanted).items():
@@ -328,7 +327,7 @@ def intervals(
 
 
 def storable(source: EnvSource) -> EnvSource | None:
-    """The part of the arguments that a run stores; None if they are the caller's own: a function, or texts and objects."""
+    """Return the arguments of an environment, or None if a run cannot store them: a function; text or objects as kwargs."""
     kwargs = source.options.get("env_kwargs", {})
     numbers = [value for value in kwargs.values() if isinstance(value, bool | int | float)]
     is_plain = len(numbers) == len(kwargs) and all(math.isfinite(value) for value in numbers)

@@ -1,4 +1,4 @@
-"""Why a training took no gradient step, which its result does not show: the policy is that of the beginning."""
+"""Explains why training took no gradient step, which the result does not show: the policy is still the initial policy."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ from polyak.ops.gradient_step import QUANTITIES
 
 
 def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, float]) -> str | None:
-    """Why no gradient step was taken; None if one was, or if the agent does not report them.
+    """Explain why no gradient step was taken; None if a step was taken, or if the agent does not report gradient steps.
 
     Args:
         agent: the agent that was trained.
-        progress: at the end.
-        metrics: of the last report.
+        progress: progress at the end of training.
+        metrics: metrics of the last report.
     """
     updates, skipped = metrics.get("train/n_updates"), metrics.get("train/skipped_steps", 0)
     if updates is None:
@@ -31,10 +31,10 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
 
 
 def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) -> bool:
-    """Whether there was a gradient step: agents with a replay count theirs, and the asynchronous loop the pushes applied."""
+    """Return True if a gradient step was taken."""
     if isinstance(agent, HasReplay):
         return updates > 0
     if (applied := metrics.get("pushes/applied")) is not None:
         return applied > 0
-    # Others count the updates, of which these had no good gradient step.
+    # Other agents count updates, not gradient steps.
     return updates > metrics.get("train/skipped_in_a_row", 0)

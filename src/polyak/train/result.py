@@ -1,4 +1,4 @@
-"""The result of a training: its policy, and everything that can be done with it."""
+"""The result of training: evaluates, saves and exports the policy."""
 
 import os
 from collections.abc import Mapping
@@ -31,15 +31,15 @@ class Result(Generic[State]):
         loop_state: the complete state of the loop; pass it to `run` as `resume_from` to continue in this process.
         progress: env_steps, seconds and steps per second at the end.
         metrics: the metrics of the last report.
-        stopped: None if training reached `env_steps`, else what stopped it: `"interrupt"` (Ctrl-C or SIGTERM), `"callback"`,
+        stopped: None if training reached `env_steps`, else the reason: `"interrupt"` (Ctrl-C or SIGTERM), `"callback"`,
             `"request"` (`should_stop`), or `"diverged"` for one of several seeds.
-        diagnosis: why this seed diverged; None unless it did.
+        diagnosis: why this seed diverged, or None.
         evaluation: the evaluation at the end of training, or None.
-        evaluations: the evaluations while training (`eval_every`), by env_steps.
+        evaluations: the evaluations during training (`eval_every`), by env_steps.
         best_policy: the policy with the highest mean return of `evaluations`, or None.
         run_dir: the run directory, or None.
         env: the environment.
-        config: what a run directory stores of the training.
+        config: the settings that a run directory stores.
         snapshot: the state of a host environment at the end, or None.
     """
 
@@ -68,18 +68,18 @@ class Result(Generic[State]):
     def evaluate(
         self, episodes: int = 100, *, env: Env | HostEnv | None = None, seed: int = 0, max_steps: int | None = None
     ) -> Evaluation:
-        """Evaluate the greedy policy in whole episodes, as `polyak evaluate` does.
+        """Evaluate the greedy policy in complete episodes, as `polyak evaluate` does.
 
         Args:
             episodes: number of episodes.
-            env: the environment; None makes one like that of the training.
-            seed: decides where the episodes start.
-            max_steps: maximum number of steps of each environment; None is the training's `eval_max_steps`.
+            env: the environment; None creates copies of the training environment.
+            seed: determines the starts of the episodes.
+            max_steps: maximum number of steps of each environment; None is the run's `eval_max_steps`.
 
         Raises:
             TypeError, ValueError: `episodes`, `seed` or `max_steps` is out of range.
             TimeoutError: `max_steps` passed before all episodes had ended.
-            ValueError: `env` is None, and the training had an environment that was made outside of `polyak.envs.make`.
+            ValueError: `env` is None, and the training environment was passed to `polyak.envs.make` as an object.
         """
         check_integer("Result.evaluate", "episodes", episodes)
         check_seed("Result.evaluate", "seed", seed)
@@ -108,7 +108,7 @@ class Result(Generic[State]):
             format: `"stablehlo"`, `"onnx"` or `"numpy"`; None follows from the suffix `.stablehlo`, `.onnx` or `.npz`.
 
         Raises:
-            ValueError: the suffix names no format, or the policy is not one for this format.
+            ValueError: the suffix names no format, or the format does not support the policy.
             ExportError: the file cannot be written.
             ImportError: the extra `onnx` is missing.
         """
@@ -132,7 +132,7 @@ class Result(Generic[State]):
         return html_table("Result", [("task", task.removesuffix(":")), ("training", training), *stopped, *lines])
 
     def _summary(self) -> list[tuple[str, str]]:
-        """What there is to say, by name; the first is the task."""
+        """Return the lines of the summary as (name, text); the first line is the task."""
         progress = self.progress
         steps = f"{progress.env_steps:,} of {progress.target_env_steps:,} env_steps in {progress.seconds:.1f} s"
         mean = self.metrics.get("rollout/ep_rew_mean")

@@ -56,37 +56,36 @@ def resume(
     learners: int | Learners | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Continue a run from its newest valid checkpoint; the result equals that of an uninterrupted training.
+    """Continue a run from its newest valid checkpoint; the result equals the result of an uninterrupted run.
 
-    It is equal to the bit where the environment's state can be saved. Where it cannot, new episodes start, with a warning;
-    without the replay in the checkpoints (`checkpoint_replay=False`), it is filled anew before learning goes on. A policy that
-    acts in JAX (recurrent, images) draws other random numbers with another number of workers, with a warning.
+    The results are equal bit for bit if the environment's state can be saved; otherwise new episodes start, with a warning.
+    Without the replay in the checkpoints (`checkpoint_replay=False`), the replay is filled again before learning continues. A
+    policy that acts in JAX (recurrent, images) draws other random numbers with another number of workers, with a warning.
 
     Args:
         run_dir: a run directory.
-        env: the environment, as for `polyak.train.run`; required where it is the caller's own, which a run does not store.
-        agent: the agent; required where its class or its network is the caller's own.
-        env_steps: environment steps to train for, including those already done, stored in the run; None is the run's number.
+        env: the environment, as for `polyak.train.run`; required for a user-defined environment, which a run does not store.
+        agent: the agent; required if its class or its network is user-defined.
+        env_steps: total number of environment steps, including the steps already done; stored in the run. None is the run's
+            number.
         progress: show a progress bar in a terminal, and plain lines elsewhere.
         eval_episodes: episodes of the evaluation at the end; None is the run's number.
         eval_env: environments for evaluation; None makes copies of `env`.
         callbacks: called at every report.
-        force: accept a `config.json` that was edited or differs from the checkpoint's, and store other settings of `agent`.
-        workers: number of worker processes of a run in an environment outside JAX, or how they work; 0 trains in this process;
-            None is the run's number. It may change: a checkpoint is not of workers. What `Workers` leaves None is the
-            run's.
-        learners: number of processes that train together in the compiled loop, or how they are watched; 1 trains in this one;
-            None is the run's number. It may change, as long as it divides the run's devices.
+        force: accept an edited `config.json` or one that differs from the checkpoint's, and store other settings of `agent`.
+        workers: number of worker processes for an environment outside JAX, or `Workers`; 0 trains in this process; None is the
+            run's number. The number may differ from the run's. Options of `Workers` that are None are the run's options.
+        learners: number of processes that train together in the compiled loop, or `Learners`; 1 trains in this process; None is
+            the run's number. The number may differ from the run's, but must divide the run's devices.
         should_stop: called between iterations; True ends the training.
 
     Raises:
-        RunError: the directory holds no run, or another process writes it.
-        ConfigError: `config.json` cannot be read, or describes an agent of the caller's own, and `agent` is None.
-        CheckpointError: no checkpoint is valid, or it belongs to another agent or environment.
-        ValueError: the environment is the caller's own, and `env` is None; the run has already done more than `env_steps`; or
+        RunError: the directory holds no run, or another process is writing to the run.
+        ConfigError: `config.json` cannot be read; or the run's agent is user-defined, and `agent` is None.
+        CheckpointError: no checkpoint is valid, or the checkpoint belongs to another agent or environment.
+        ValueError: the environment is user-defined, and `env` is None; the run has already done more than `env_steps`; or
             `agent` has other settings.
-        StoppedBeforeStart: workers were stopped before they had started; or learners before they trained, and the run has no
-            checkpoint.
+        StoppedBeforeStart: a stop was requested before workers had started, or before learners had saved a checkpoint.
     """
     check_callbacks("polyak.resume", callbacks)
     check_integer("polyak.resume", "env_steps", env_steps, optional=True)
@@ -124,14 +123,14 @@ def resume(
 
 
 def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
-    """The run's environments, or those that the caller gives, split over the workers.
+    """Create the run's environments, or use the given ones, and split them over workers.
 
     Raises:
-        ValueError: it is the caller's own and not given; workers, which make their own, and one that is made.
+        ValueError: the environment is user-defined and not given; or an existing environment is combined with workers.
     """
     if env is None and config.own_env:
         raise ValueError(
-            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is an environment of your own, which a run "
+            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is a user-defined environment, which a run "
             "does not store; pass env=..., as in the training"
         )
     if split is not None and isinstance(env, Env | HostEnv):
@@ -148,29 +147,29 @@ def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) ->
 
 
 def with_learners(config: RunConfig, learners: int | Learners | None) -> tuple[RunConfig, Learners | None]:
-    """The config with another number of learners, and the group; None for one, which is this process.
+    """Return the config with another number of learners, and the group; None for one learner, which is this process.
 
     Raises:
-        TypeError, ValueError: they are out of range, do not divide the devices, or the run is in another loop.
+        TypeError, ValueError: the number is out of range or does not divide the devices, or the run uses another loop.
     """
     group = as_learners("polyak.resume", config.learners if learners is None else learners)
     number = 1 if group is None else group.number
     if group is not None and config.loop != "compiled":
-        raise ValueError(f"polyak.resume: learners={number}: the run is in the {config.loop} loop, which has none")
+        raise ValueError(f"polyak.resume: learners={number} requires the compiled loop; this run uses the {config.loop} loop")
     if config.devices % number:
         raise ValueError(f"polyak.resume: learners={number} must divide the run's devices={config.devices}")
     return dataclasses.replace(config, learners=number), group
 
 
 def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunConfig, Workers | None]:
-    """The config with other workers, and how they work; None without workers.
+    """Return the config with other workers, and the workers with all options; None for no workers.
 
     Raises:
-        TypeError, ValueError: they are out of range, or the run is in the compiled loop.
+        TypeError, ValueError: the number or an option is out of range, or the run uses the compiled loop.
     """
     if config.loop == "compiled":
         if workers not in (None, 0):
-            raise ValueError(f"polyak.resume: workers={workers}: the run is in the compiled loop, which has none")
+            raise ValueError(f"polyak.resume: workers={workers} requires a host loop; this run uses the compiled loop")
         return config, None
     if workers is None:
         split = Workers(config.workers) if config.workers else None
@@ -182,7 +181,7 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
         return dataclasses.replace(config, loop="host", workers=None, lag=0), None
     default = options_of(config)
     if default.min_workers is not None:
-        # Of a run with more workers.
+        # The run may have more workers.
         default = dataclasses.replace(default, min_workers=min(default.min_workers, split.number))
     options = split.options(default)
     loop = config.loop if config.loop in LOOPS_OF_WORKERS else "distributed"
@@ -199,18 +198,23 @@ def prepare_resumption(
     learners: Learners | None = None,
     progress: bool = True,
 ) -> Training:
-    """Restore the checkpoint, and drop what was written after it.
+    """Restore the checkpoint, and drop metrics and files that are newer than the checkpoint.
 
     Args:
-        progress: False warns of workers that fail; True prints it.
+        run: the run.
+        config: its settings.
+        env: the environment.
+        force: see `resume`.
+        learners: processes that train together; None trains in this process.
+        progress: print failures of workers; False warns of them instead.
 
     Raises:
-        ValueError: the agent's spec is not the environment's, or it has another number of copies.
+        ValueError: the environment's spec differs from the agent's, or its number of copies from the run's.
         CheckpointError: no checkpoint is valid, or it belongs to another agent or environment, or to other settings.
     """
     if env.num_envs != config.num_envs:
         raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
-    # Checked before anything of the run changes.
+    # Checked before the run changes.
     if learners is None:
         mesh_over(config.devices, config.num_envs)
     else:
@@ -228,7 +232,7 @@ def prepare_resumption(
     run.rewind(start.env_steps)
     eval_env = None if isinstance(env, HostEnv) else env
     if learners is not None:
-        # They restore it themselves.
+        # Learners restore the state themselves.
         start = Start(env_steps=start.env_steps)
     return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
 
@@ -257,30 +261,30 @@ def ended_schedules(run: Run, config: RunConfig) -> list[str]:
 
 
 def _warn_of_other_numbers(before: RunConfig, config: RunConfig, state: LoopState) -> None:
-    """Warn where workers that act in JAX, each with keys of its own, are more or fewer than in the run."""
+    """Warn if the number of workers that act in JAX, each with separate keys, differs from the run's number."""
     if "asynchronous" in (before.loop, config.loop):
-        return  # no two trainings are equal
+        return  # Results are not reproducible anyway.
     policy = jax.eval_shape(config.agent.collect_policy, state.agent)
     numbers = [one.workers or 1 for one in (before, config)]
-    # One worker, or one that acts in NumPy, has the host loop's numbers.
+    # A single worker, and workers that act in NumPy, draw the same numbers as the host loop.
     sources = {1 if acts_in_numpy(policy, config.num_envs // number) else number for number in numbers}
     if len(sources) > 1:
         warn(
             f"workers={config.workers or 0}, the run has {before.workers or 0}: the policy acts in JAX, where each of several "
-            "workers draws its own random numbers; the result is not that of an uninterrupted training"
+            "workers draws its own random numbers; the result differs from an uninterrupted run"
         )
 
 
 def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: bool = False) -> Start:
-    """The newest valid checkpoint; restores the environment's state too, else new episodes start.
+    """Restore the newest valid checkpoint and the environment's state; without a saved environment state, new episodes start.
 
     A run that was stopped before its first checkpoint starts from the beginning.
 
     Args:
         run: the run directory.
-        config: its settings.
-        env: its environment.
-        force: resume although the checkpoint was trained with other settings than the run's config.json.
+        config: settings of the run.
+        env: environment of the run.
+        force: resume even if the checkpoint was trained with other settings than the run's config.json.
 
     Raises:
         ValueError: the agent's spec is not the environment's.
@@ -300,7 +304,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         check_settings(run, saved)
     consequences = []
     if not restored.is_complete:
-        consequences.append("learning waits until the replay has filled")
+        consequences.append("learning waits until the replay is filled")
         with replay_memory(config.replay_on):
             state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
     if isinstance(env, HostEnv) and saved.env is not None:
@@ -314,7 +318,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
 
 
 def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:
-    """Shapes and dtypes of the loop's state, which a checkpoint holds; nothing is compiled."""
+    """Return the shapes and dtypes of the loop's state, which a checkpoint holds, without compiling."""
     key = run_key(config.seed or 0)
     if isinstance(env, HostEnv):
         shape = jax.eval_shape(partial(initial, config.agent, env.num_envs), key, (), reset(env, key))
@@ -324,7 +328,7 @@ def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:
 
 
 def _check_for_lost_checkpoints(run: Run, config: RunConfig) -> None:
-    """Two rows of metrics past the first checkpoint prove that there was one: it is saved after its row."""
+    """Raise if a checkpoint is lost: two rows of metrics past the first checkpoint prove that a checkpoint was saved."""
     rows = [row["env_steps"] for row in run.read_metrics() if row["env_steps"] >= config.checkpoint_every]
     if len(rows) > 1:
         raise CheckpointError(f"{run.checkpoints}: no checkpoint found, but the metrics reach {rows[-1]:,} env_steps")

@@ -1,4 +1,4 @@
-"""Runs a prepared training where it belongs: in this process, or in learners."""
+"""Runs a prepared training, in this process or in learners."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,10 +17,10 @@ def run_training(
     progress: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Train, evaluate and write the summary; the first Ctrl-C stops in order.
+    """Train, evaluate and write the summary; the first Ctrl-C stops after the current iteration.
 
     Raises:
-        StoppedBeforeStart: workers were stopped before they had started; or learners, and there is no checkpoint.
+        StoppedBeforeStart: a stop was requested before workers had started, or before learners had saved a checkpoint.
     """
     console = Screen(quiet=not progress)
     with training:

@@ -1,4 +1,4 @@
-"""`polyak.train.run_seeds`: trains several seeds, in one program where the environment is in JAX, each with a run directory."""
+"""`polyak.train.run_seeds`: trains several seeds, in one program if the environment is in JAX, each with a run directory."""
 
 import dataclasses
 import os
@@ -44,28 +44,27 @@ from polyak.train.training import (
 def run_seeds(
     agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any], fields: SeedSettings
 ) -> list[Result[State]]:
-    """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of their returns.
+    """Train several seeds, as `polyak train --seeds` does; prints mean, IQM and interval of the returns.
 
-    In the compiled loop the seeds train at once, as one program that shares them among the cores; in the host loop one after
-    another.
+    In the compiled loop, the seeds train in parallel as one program, split over the cores; in the host loop, one after another.
 
     Args:
-        agent: as for `run`.
-        env: as for `run`.
+        agent: see `run`.
+        env: see `run`.
         fields: each field of `SeedSettings` is a keyword argument; `env_steps` and `seeds` are required.
 
     Returns:
-        The results in the order of the seeds; after Ctrl-C without those of the seeds that were not started. In the compiled
-        loop a seed that diverges has a `diagnosis`, and the others continue.
+        The results in the order of the seeds; after Ctrl-C, without the seeds that were not started. In the compiled loop, a
+        seed that diverges has a `diagnosis`, and the other seeds continue.
 
     Raises:
         TypeError, ValueError: an argument is invalid; raised before anything runs.
         RunError: the directory is not new or empty, or cannot be created.
-        TrainingDiverged: a seed diverged in the host loop; those before it are saved.
+        TrainingDiverged: a seed diverged in the host loop; earlier seeds are saved.
     """
     numbers, loop, callbacks = _check_seeds(fields.seeds, agent, env, fields.callbacks), fields.loop, fields.callbacks
     check_choice("train.run_seeds", "loop", loop, ("auto", "compiled", "host"))
-    # At once they have a device each.
+    # In parallel, each seed has one device.
     devices = 1 if is_in_jax(env) and loop != "host" else None
     configure_devices_for_seeds(len(numbers) if devices else 1)
     made, source = make_envs("train.run_seeds", agent, env, fields.num_envs, loop, devices)
@@ -79,7 +78,7 @@ def run_seeds(
             one = TrainSettings(**{**of_one, "seed": seed, "run_dir": directory})
             return prepare(agent_made, made, one, source=source, algorithm=algorithm)
 
-        # Checks everything before a directory is created.
+        # Check all settings before a directory is created.
         prepare_seed(numbers[0], None)
         run_dir = fields.run_dir
         directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
@@ -105,15 +104,15 @@ def _print_statistics(console: Screen, results: Sequence[Result[Any]]) -> None:
 
 
 def label_seed(training: Training, position: int, count: int) -> Training:
-    """The training with a label that tells it from those of the other seeds."""
+    """Return the training with a label that names its seed."""
     return dataclasses.replace(training, label=f"seed {training.config.seed} ({position + 1} of {count})")
 
 
 def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
-    """The run directory of each seed, in a directory that is created.
+    """Create the parent directory; returns the path of each seed's run directory.
 
     Raises:
-        RunError: the directory exists and is not an empty one, or cannot be created.
+        RunError: the parent exists and is no empty directory, or cannot be created.
     """
     if os.path.lexists(parent) and (parent.is_symlink() or not parent.is_dir() or any(parent.iterdir())):
         raise RunError(f"{parent}: the runs of several seeds need a directory that is new or empty")
@@ -125,7 +124,7 @@ def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
 
 
 def _check_seeds(seeds: Any, agent: Any, env: Any, callbacks: Any) -> list[int]:
-    """The seeds, of which a number counts from 0, after a check of what is particular to several."""
+    """Return the list of seeds, after checks that only several seeds need; an integer n means 0, ..., n - 1."""
     if not callable(callbacks):
         raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
     if isinstance(agent, str) and preset(agent.lower(), str(env)).loop != "auto":
@@ -149,7 +148,7 @@ def _train_in_turn(
     console: Screen,
     should_stop: Callable[[], bool],
 ) -> list[Result]:
-    """Train one seed after another, until one is stopped from outside."""
+    """Train one seed after another, until a training is stopped by a signal or `should_stop`."""
     results: list[Result] = []
     for i, (training, of_seed) in enumerate(zip(trainings, callbacks, strict=True)):
         training = label_seed(training, i, len(callbacks))
@@ -165,7 +164,7 @@ def _train_at_once(
     console: Screen,
     should_stop: Callable[[], bool],
 ) -> list[Result]:
-    """Train all seeds as one program, and evaluate each."""
+    """Train all seeds as one program, and evaluate each policy."""
     with ExitStack() as stack:
         prepared = [stack.enter_context(label_seed(training, i, len(callbacks))) for i, training in enumerate(trainings)]
         with catch_interrupt() as interrupt:
@@ -185,12 +184,15 @@ def train_at_once(
     should_stop: Callable[[], bool],
     callbacks: Sequence[Sequence[Callback]] | None = None,
 ) -> list[Result]:
-    """Train in an environment in JAX with settings that differ in the seed alone; saves the final states.
+    """Train seeds as one program in a JAX environment, with equal settings except for the seed; saves the final states.
 
     A seed that diverges is not saved, and its result has a `diagnosis`.
 
     Args:
-        callbacks: of each seed, beside those that show and write.
+        trainings: the prepared training of each seed.
+        console: the console.
+        should_stop: called between chunks; True ends training.
+        callbacks: further callbacks of each seed.
     """
     first = trainings[0].config
     keys = jax.vmap(jax.random.key)(np.array([training.config.seed for training in trainings], np.uint32))

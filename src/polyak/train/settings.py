@@ -1,4 +1,4 @@
-"""The settings of a training: each is declared here once, for `run`, `run_seeds`, and what lies behind them."""
+"""The settings of a training run, declared once for `run`, `run_seeds` and the command line."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
 
 FIELDS = re.compile(r"^ {8}fields: .*$", re.MULTILINE)
-"""The line of a docstring in whose place `help()` has the fields."""
+"""The line of a docstring that is replaced by the texts of the fields."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,23 +36,23 @@ def never() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
-    """How long, where and how to train.
+    """Settings that `run` and `run_seeds` share.
 
     Attributes:
-        env_steps: total number of valid transitions, including those that a resumed training has done.
-        num_envs: copies of an environment that is not yet made; None is the preset's number.
-        settings: fields of an agent that is named, where they differ from the preset's.
+        env_steps: total number of valid transitions, including transitions before a resume.
+        num_envs: number of copies of a named environment; None is the preset's number.
+        settings: fields of a named agent that replace the preset's values.
         run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; `run_seeds` puts the run directories
             `seed-0`, `seed-1`, ... into it. None writes nothing.
-        progress: show a progress bar, or plain lines where there is no terminal.
+        progress: show a progress bar in a terminal, plain lines elsewhere.
         report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if `checkpoint_every` or
             `eval_every` is.
         checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
-        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills it anew, and is not exact.
+        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills the replay again, and is not exact.
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
-        eval_env: environments for evaluation; None makes copies of the training's.
-        eval_max_steps: steps of each environment after which an evaluation is left out if its episodes have not ended.
-        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
+        eval_env: environments for evaluation; None makes copies of the training environments.
+        eval_max_steps: maximum number of steps of each environment, after which an unfinished evaluation is skipped.
+        replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
         should_stop: called between iterations; True ends the training.
     """
 
@@ -79,16 +79,17 @@ class TrainSettings(CommonSettings):
     """The keyword arguments of `run`.
 
     Attributes:
-        key: source of all randomness, in place of a `seed`, whose key is `jax.random.key(seed)`.
-        seed: seed of everything random; 0 where neither is given.
+        key: source of all randomness; replaces `seed`, which means the key `jax.random.key(seed)`.
+        seed: seed of all randomness; 0 if neither `seed` nor `key` is given.
         loop: `"compiled"` (one program), `"host"`, `"distributed"`, `"asynchronous"`, or `"auto"`, by agent and environment.
-        eval_episodes: episodes of each evaluation, also at the end; None is 10 with `eval_every`, else 0.
+        eval_episodes: number of episodes of each evaluation, and at the end; None is 10 with `eval_every`, else 0.
         callbacks: called at every report; see `Callback`.
-        workers: number of worker processes of the distributed and the asynchronous loop, or how they work; see `Workers`.
-        learners: number of processes that split the devices, one each by default; they go on from checkpoints in `run_dir`.
-        devices: number of devices; None: two, if there are two, for 64 environments in JAX or images on the host, else one.
-        resume_from: `loop_state` of a result with `env_steps_done`; a host environment that is not made begins new episodes.
-        env_steps_done: env_steps that the training of `resume_from` had done.
+        workers: number of worker processes of the distributed and the asynchronous loop, or `Workers`.
+        learners: number of processes over which the devices are split, by default one device each, or `Learners`; needs
+            `run_dir`.
+        devices: number of devices; None is 2, if available, for 64 environments in JAX or images on the host, else 1.
+        resume_from: `loop_state` of a result, with `env_steps_done`; a named host environment begins new episodes.
+        env_steps_done: env_steps at which the result of `resume_from` ended.
     """
 
     key: PRNGKeyArray | None = None
@@ -121,10 +122,10 @@ class SeedSettings(CommonSettings):
 
     Attributes:
         seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
-        loop: `"compiled"`, in which the seeds train at once, `"host"`, or `"auto"`, by the environment.
-        eval_episodes: episodes of each evaluation, also at the end; 0 for none.
-        callbacks: returns the callbacks of a seed; they are not shared, as those that count keep a state. In the compiled loop
-            one that returns False stops all seeds.
+        loop: `"compiled"`, in which the seeds train in parallel, `"host"`, or `"auto"`, by the environment.
+        eval_episodes: number of episodes of each evaluation, and at the end; 0 for none.
+        callbacks: function that returns the callbacks of a seed; seeds share no callbacks, as callbacks may have state. In the
+            compiled loop, a callback that returns False stops all seeds.
     """
 
     seeds: int | Sequence[int] | npt.NDArray[np.integer]

@@ -13,13 +13,13 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """The returns of several seeds in three numbers.
+    """Mean, interquartile mean and its interval over several seeds.
 
     Attributes:
         mean: mean over the seeds.
-        iqm: interquartile mean: the mean without the lowest and the highest quarter, rounded down to whole seeds.
+        iqm: interquartile mean, the mean without the lowest and the highest floor(count / 4) seeds.
         low: lower end of the 95 % interval of `iqm`.
-        high: upper end.
+        high: upper end of the 95 % interval of `iqm`.
         count: number of seeds.
     """
 
@@ -35,7 +35,7 @@ class SeedStatistics:
 
 
 def seed_statistics(returns: Sequence[float]) -> SeedStatistics:
-    """Mean and interquartile mean of the seeds' mean returns, with a percentile bootstrap over the seeds.
+    """Compute mean and interquartile mean of the seeds' mean returns, with a percentile bootstrap over the seeds.
 
     The resampling has a fixed seed, so that equal returns give an equal interval.
 
@@ -51,7 +51,7 @@ def seed_statistics(returns: Sequence[float]) -> SeedStatistics:
 
 
 def _iqm(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The interquartile mean of the last axis."""
+    """Return the interquartile mean over the last axis."""
     cut = values.shape[-1] // 4
     ordered = np.sort(values, axis=-1)
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))

@@ -16,18 +16,20 @@ from polyak.train.statistics import seed_statistics
 RETURN_FIELDS = ("eval_mean_return", "eval_std_return", "eval_mean_length")
 
 MAX_REASON = 60
-"""Characters of what stopped a seed, in a row."""
+"""Maximum number of characters of a stop reason in a row of the table."""
 
 NOTHING = "—"
-"""In a table, of what there is not."""
+"""Text of a missing value in a table."""
 
 
 def summary_line(title: str, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None) -> str:
-    """Speed, and in a line of its own the return: together they are wider than a terminal.
+    """Return one line with the speed, and a second line with the return: one line would be wider than a terminal.
 
     Args:
         title: algorithm and environment.
-        wall_seconds: seconds of the whole training, if it was evaluated meanwhile, which the speed leaves out.
+        progress: progress at the end.
+        evaluation: the evaluation at the end, or None.
+        wall_seconds: total seconds with evaluations, which the speed leaves out; None if there were none during training.
     """
     wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s in all, with evaluations"
     training = (
@@ -44,10 +46,10 @@ def format_return(evaluation: Evaluation) -> str:
 
 
 def seed_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each of several seeds, and in the last line what their returns are together.
+    """Return a table with one row per seed, and a last line with the statistics over seeds.
 
     Args:
-        summaries: of each, as in `summary.json`.
+        summaries: content of `summary.json` of each seed.
     """
     rows: list[tuple[str, ...]] = [("seed", "env_steps", "return", "±", "mean length")]
     for one in summaries:
@@ -62,7 +64,7 @@ def seed_table(summaries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def align_table(rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
-    """The rows as lines: so many columns of text, aligned to the left, before the others, aligned to the right."""
+    """Format rows as lines: the first `texts` columns are aligned to the left, the other columns to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     pads = [str.ljust] * texts + [str.rjust] * (len(widths) - texts)
     return ["  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)) for row in rows]
@@ -77,10 +79,10 @@ def write_summary(
     *,
     stopped: str | None,
 ) -> None:
-    """Write the summary of a training that began at `started_at` of the monotonic clock.
+    """Write the summary of a training run that began at the time `started_at` of the monotonic clock.
 
-    Where this process did not train, the times are those of the process that trained to the last checkpoint, and without a
-    report env_steps are those of the last checkpoint.
+    If this process did not train, the times are from the process that trained to the last checkpoint; without a report,
+    env_steps are from the last checkpoint.
     """
     fields = summary(config, progress, evaluation, wall_seconds=time.monotonic() - started_at, stopped=stopped)
     if progress is None or progress.seconds == 0:
@@ -104,7 +106,7 @@ def summary(
     wall_seconds: float | None = None,
     stopped: str | None,
 ) -> dict[str, Any]:
-    """The content of `summary.json`: env_steps asked for and done, times, and the return of the greedy policy."""
+    """Return the content of `summary.json`: requested and completed env_steps, times, and the return of the greedy policy."""
     has_trained = progress is not None and progress.seconds > 0
     return {
         "algorithm": config.algorithm,

@@ -1,4 +1,4 @@
-"""A training from its start to its result: what `run`, `resume` and the command line share."""
+"""A prepared training, from its start to its result, for `run`, `resume` and the command line."""
 
 import contextlib
 import dataclasses
@@ -37,12 +37,12 @@ from polyak.workers.worker_group import WorkerGroup, warn_of_failure
 
 @dataclass(frozen=True)
 class Start:
-    """Where a resumed training starts.
+    """The state from which training starts or resumes.
 
     Attributes:
         state: the loop's state, or None for the beginning.
-        env_steps: its env_steps.
-        is_own: nothing else uses the state, so that the loop need not copy it.
+        env_steps: env_steps of the state.
+        is_own: no other code uses the state, so the loop need not copy it.
     """
 
     state: LoopState | None = None
@@ -52,21 +52,21 @@ class Start:
 
 @dataclass(frozen=True)
 class Training:
-    """A training that is ready to start; a context manager that lets other processes write its run directory.
+    """A training that is ready to start; a context manager that closes the run directory.
 
     Attributes:
         config: the settings.
         env: the environment.
         key: source of all randomness.
-        start: where it starts.
+        start: the state from which training starts.
         run: the run directory, opened for writing, or None.
         eval_env: the caller's environments for evaluation; None makes copies of `env`.
         eval_episodes: episodes of the evaluation at the end; 0 for none.
-        learners: processes that train together, in place of this one; None for none.
-        on_evaluation: called with `(env_steps, evaluation)`, one tuple, of every evaluation while training.
-        started_at: the monotonic clock when it was prepared.
-        resume_flags: flags of `polyak resume` that name what the run does not store.
-        label: which of several trainings it is, such as `seed 5 (1 of 2)`.
+        learners: processes that train together; None trains in this process.
+        on_evaluation: called with the tuple `(env_steps, evaluation)` of every evaluation during training.
+        started_at: time of the monotonic clock when the training was prepared.
+        resume_flags: flags of `polyak resume` for objects that the run does not store.
+        label: name of the training among several, such as `seed 5 (1 of 2)`.
     """
 
     config: RunConfig
@@ -97,15 +97,15 @@ class Training:
 
 
 def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
-    """The result, in which a signal that stopped the training is named."""
+    """Replace `stopped="request"` in a result by `"interrupt"` if a signal stopped the training."""
     return dataclasses.replace(result, stopped=interrupt.name) if result.stopped == "request" else result
 
 
 def train_here(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
     """Train in this process, and save the final state in the run directory.
 
-    Callbacks are called in this order: the periodic evaluation, the caller's, the display, and those that write, so that what
-    a callback adds to the metrics is written.
+    Callbacks are called in this order: the periodic evaluation, the caller's callbacks, the display, and the writers, so that
+    metrics that a callback adds are written.
     """
     config, run, start = training.config, training.run, training.start
     loop: Any = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously}[config.loop]
@@ -142,9 +142,9 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
 
 
 def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
-    """Let workers report to the run and the console, and write what their environments print into the run.
+    """Let workers report to the run and the console, and write the output of their environments into the run.
 
-    On other machines the output stays where Ray writes it.
+    The output of workers on other machines stays in Ray's logs.
     """
     group.on_event = _report_events(run, console)
     if run is not None and group.is_on_this_machine:
@@ -152,7 +152,7 @@ def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
 
 
 def _report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], None]:
-    """A function that writes what happens to workers into `workers.jsonl`, and prints failures; a quiet console warns."""
+    """Return a function that appends events to `workers.jsonl`, and prints failures; with a quiet console it warns."""
 
     def report(event: WorkerEvent) -> None:
         if run is not None:
@@ -173,7 +173,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
         _write_result(training, result)
         if result.stopped is None and training.eval_episodes:
             if _is_evaluated(training, env_steps):
-                evaluation = result.evaluations.get(env_steps)  # None where its episodes did not end
+                evaluation = result.evaluations.get(env_steps)  # None if its episodes did not end
             else:
                 evaluation = _evaluate(training, result, console)
             result = dataclasses.replace(result, evaluation=evaluation)
@@ -196,7 +196,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
 
 
 def make_result(training: Training, trained: TrainResult, snapshot: dict[str, Any] | None) -> Result:
-    """The result of a loop as that of the training."""
+    """Convert the result of a loop to a `Result`."""
     return Result(
         agent=training.config.agent,
         state=trained.state,
@@ -223,7 +223,7 @@ def save_last(training: Training, trained: TrainResult) -> dict[str, Any] | None
 
 
 def writers(run: Run, config: RunConfig, start: Start) -> Sequence[Callback]:
-    """The callbacks that write into the run directory."""
+    """Return the callbacks that write into the run directory."""
     replay = replay_path(config.agent)
     save = checkpointer(run, config.checkpoint_every, replay=replay, save_replay=config.checkpoint_replay)
     callbacks = [jsonl_logger(run), save]
@@ -236,9 +236,9 @@ def writers(run: Run, config: RunConfig, start: Start) -> Sequence[Callback]:
 
 @contextmanager
 def record_failure(trainings: Sequence[Training]) -> Iterator[list[Callback]]:
-    """Write the error that ends the block to the summaries, with the last progress that was reported.
+    """Write an exception of the block to the summaries, with the last reported progress.
 
-    Yields a callback for each training, which receives its reports. A stop is no error: `record_stop` writes what stopped it.
+    Yields a callback for each training, which receives its reports. A stop before the start is left to `record_stop`.
     """
     newest: dict[int, Progress] = {}
 
@@ -254,7 +254,7 @@ def record_failure(trainings: Sequence[Training]) -> Iterator[list[Callback]]:
         raise
     except (Exception, SystemExit) as error:  # an environment may raise SystemExit
         for i, training in enumerate(trainings):
-            # A full disk takes no summary either; the first error is the one to report.
+            # Writing may fail again, as on a full disk; the first error is reported.
             with contextlib.suppress(RunError):
                 _write_summary(training, newest.get(i), stopped=f"{type(error).__name__}: {error}")
         raise
@@ -262,7 +262,7 @@ def record_failure(trainings: Sequence[Training]) -> Iterator[list[Callback]]:
 
 @contextmanager
 def record_stop(trainings: Sequence[Training], name: Callable[[], str]) -> Iterator[None]:
-    """Write to the summaries what stopped the block before there was a checkpoint; the loops stop with a result."""
+    """Write the reason of a `StoppedBeforeStart` to the summaries."""
     try:
         yield
     except StoppedBeforeStart:
@@ -273,8 +273,8 @@ def record_stop(trainings: Sequence[Training], name: Callable[[], str]) -> Itera
 
 
 def resume_command(training: Training) -> str:
-    """The command that continues the run, or the call where only the caller has a part that the run does not store."""
-    assert training.run is not None, "nothing else can be continued"
+    """Return the command that continues the run, or the Python call if the agent or the environment is user-defined."""
+    assert training.run is not None, "only a run directory can be continued"
     directory, config, flags = str(training.run.directory), training.config, training.resume_flags
     if not flags:
         own = {"env": config.own_env, "agent": _has_own_agent(training.run)}
@@ -285,7 +285,7 @@ def resume_command(training: Training) -> str:
 
 
 def _has_own_agent(run: Run) -> bool:
-    """Whether the run describes its agent only, whose class or network is the caller's own."""
+    """Return True if the run's agent has a user-defined class or network, which the config only describes."""
     try:
         read_config(run)
     except ConfigError:
@@ -295,7 +295,7 @@ def _has_own_agent(run: Run) -> bool:
 
 @contextmanager
 def periodic_evaluation(training: Training, display: Display, label: str = "") -> Iterator[list[PeriodicEvaluation]]:
-    """The callback that evaluates while training, in a list that is empty without `eval_every`."""
+    """Yield a list with the callback of the evaluations during training, or an empty list without `eval_every`."""
     config = training.config
     if config.eval_every is None:
         yield []
@@ -319,21 +319,21 @@ def periodic_evaluation(training: Training, display: Display, label: str = "") -
 
 
 def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) -> Result:
-    """The result with the evaluations while training, if there were any."""
+    """Return the result with the evaluations during training."""
     for callback in callbacks:
         result = dataclasses.replace(result, evaluations=callback.evaluations, best_policy=callback.best_policy)
     return result
 
 
 def _is_evaluated(training: Training, env_steps: int) -> bool:
-    """Whether the periodic evaluation has played the same episodes with the last policy."""
+    """Return True if the periodic evaluation has already evaluated the last policy in the same episodes."""
     config = training.config
     has_trained = env_steps > training.start.env_steps
     return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
 
 
 def _evaluate(training: Training, result: Result, console: Screen) -> Evaluation | None:
-    """Evaluate in new environments, and show it: without a time limit it may take long, and is left out in the end."""
+    """Evaluate in new environments, with a status line; returns None if an episode does not end."""
     episodes, max_steps = training.eval_episodes, training.config.eval_max_steps
     status = f"{training.title}: evaluating {episodes} episodes …"
     if limit := describe_limit(result.metrics, max_steps):

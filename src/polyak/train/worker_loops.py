@@ -1,4 +1,4 @@
-"""Training with workers: environments split over processes of one machine or of many, by Ray."""
+"""Training with workers: environments split over Ray processes on one or several machines."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,14 +22,16 @@ from polyak.workers.worker_rollouts import check_lag
 def split_over_workers(
     env: Env | HostEnv, num_envs: int, workers: Workers, should_stop: Callable[[], bool] = lambda: False
 ) -> WorkerEnvs:
-    """Copies of an environment, split over workers; the environment is closed.
+    """Create copies of an environment, split over workers; the environment is closed.
 
     Args:
-        env: one copy, which only tells the spaces and how it was made.
+        env: one copy, used only for its spec and its source.
+        num_envs: total number of copies.
+        workers: number and options of the workers.
         should_stop: called while waiting for the start of workers.
 
     Raises:
-        ValueError: the environment is in JAX, was made as an object, or cannot be split.
+        ValueError: the environment is in JAX, was passed as an object, or cannot be split.
         ImportError: Ray is not installed.
         ClusterError: no Ray cluster answers at the address.
     """
@@ -44,14 +46,14 @@ def split_over_workers(
         if source.options.get("vectorization") == "own":
             raise ValueError("train: vectorization='own' cannot be split over workers; pass 'sync'")
         if source.options.get("vectorization", "auto") == "auto" and not str(source.id).startswith("ALE/"):
-            # A vectorized form has one random generator for all its environments.
+            # A vectorized environment has one random generator for all copies.
             source = EnvSource(source.id, {**source.options, "vectorization": "sync"})
-        # Gymnasium is imported only where environments need it.
+        # Imports Gymnasium, which JAX environments do not need.
         from polyak.envs.parts import split
 
         parts = split(source, num_envs, workers.number)
         if workers.make_engine is None:
-            # Before a run directory is created.
+            # Check before a run directory is created.
             check_ray(workers.address)
         make_engine = workers.make_engine or (
             lambda: RayWorkers(workers.number, workers.address, should_stop=lambda: group.should_stop())
@@ -68,11 +70,11 @@ def split_over_workers(
 
 
 def check_workers(agent: Agent, loop: str, options: WorkerOptions, devices: int = 1) -> None:
-    """Check that an agent can be trained with workers in this loop.
+    """Check that an agent can be trained with workers in a loop.
 
     Raises:
-        TypeError: it cannot push gradients.
-        ValueError: it does not bear the lag, or the options are of pushes; or it pushes gradients, and there is a lag, or more
+        TypeError: the asynchronous loop is used, and the agent does not implement `SharesGradients`.
+        ValueError: an option does not fit the loop, the lag exceeds the agent's `max_lag`, or the asynchronous loop has more
             than one device.
     """
     check_agent("train", agent)
@@ -90,13 +92,13 @@ def check_workers(agent: Agent, loop: str, options: WorkerOptions, devices: int 
     check_shares_gradients(agent)
     if options.lag:
         raise ValueError(
-            f"train: lag={options.lag}: workers that push gradients wait for nobody; max_staleness bounds how old they are"
+            f"train: lag={options.lag}: workers that push gradients do not wait; max_staleness bounds the age of gradients"
         )
     if devices != 1:
-        raise ValueError(f"train: devices={devices}: gradients that workers push come from one device")
+        raise ValueError(f"train: devices={devices}: the asynchronous loop supports one device only")
 
 
 def with_new_episodes(env: HostEnv, state: LoopState, seed: int) -> LoopState:
-    """The state of a training at the start of new episodes."""
+    """Return the loop's state at the start of new episodes."""
     time_step = jax.tree.map(jnp.asarray, env.reset(seed))
     return dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))

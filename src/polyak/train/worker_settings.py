@@ -1,4 +1,4 @@
-"""`polyak.train.Workers`: how many workers there are and how they work, and what of it a run stores."""
+"""`polyak.train.Workers`: number and options of workers, and their fields in a run's config."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,34 +21,35 @@ CONFIG_FIELDS = {
     "max_staleness": "max_staleness",
     "max_bad": "max_bad",
 }
-"""The field of a run's config for each of `WorkerOptions`."""
+"""The field of a run's config for each field of `WorkerOptions`."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Worker processes that step the environments, and how they are watched.
+    """Number and options of the worker processes that step the environments.
 
-    An option that is None is the run's where a run is resumed, else its default.
+    An option that is None has its default, or the run's value if a run is resumed.
 
     Attributes:
-        number: how many; they share the environments equally.
-        lag: how many updates old the policy of a rollout may be when it is learned from; 0, the default: workers wait for each
-            update.
-        timeout: seconds that a rollout may take before its worker is replaced; 60.
-        start_timeout: seconds that the start of a worker may take; 300.
-        restarts: how many times workers may be replaced in a training; 100.
-        on_env_error: what an exception of an environment does: it ends the training (`"raise"`, the default), or its worker
-            starts new episodes (`"restart"`), which counts as a restart.
-        min_workers: how many workers training needs; by default all. While at least as many others are left, a worker that
-            fails five times in a row is given up, and nobody waits for one that waits to be started again; its environments
-            have weight 0.
-        shared_optimizer: where workers send gradients: the shared copy has the only optimizer state (the default), or each
-            worker its own.
-        max_staleness: where workers send gradients: those of weights more than this many steps old are dropped and counted; by
-            default any is accepted.
-        max_bad: where workers send gradients: those with NaN or infinity in a row after which a worker is replaced; 10.
-        address: of a Ray cluster, such as `"auto"`; None starts a private Ray on this machine.
-        make_engine: starts what runs the workers; None is Ray. `InProcessWorkers` steps them in this process, for tests.
+        number: number of workers; the environments are split equally over the workers.
+        lag: maximum age, in updates, of a rollout's policy at the update that uses the rollout; at 0, the default, workers wait
+            for each update.
+        timeout: maximum seconds of a rollout, after which its worker is replaced; 60.
+        start_timeout: maximum seconds of the start of a worker; 300.
+        restarts: maximum number of restarts of all workers in a training run; 100.
+        on_env_error: effect of an exception in an environment: `"raise"`, the default, ends training; `"restart"` restarts the
+            worker in new episodes, which counts as a restart.
+        min_workers: number of workers that training needs; by default all. While at least this many other workers are left, a
+            worker that fails five times in a row is lost, and rollouts do not wait for a worker that waits for its restart; the
+            environments of both have weight 0.
+        shared_optimizer: for workers that send gradients: True, the default, keeps one optimizer state in the shared copy;
+            False keeps one per worker.
+        max_staleness: for workers that send gradients: gradients for weights older than this many steps are dropped and
+            counted; by default any age is accepted.
+        max_bad: for workers that send gradients: consecutive gradients with NaN or infinity after which a worker is replaced;
+            10.
+        address: address of a Ray cluster, such as `"auto"`; None starts a private Ray on this machine.
+        make_engine: creates the engine that runs the workers; None is Ray. `InProcessWorkers` is for tests and debuggers.
     """
 
     number: int = 1
@@ -76,7 +77,7 @@ class Workers:
         self.options()
 
     def options(self, default: WorkerOptions | None = None) -> WorkerOptions:
-        """All options; those that are None are taken from `default`.
+        """Return all options, with the values of `default` for options that are None.
 
         Raises:
             TypeError, ValueError: an option is out of range.
@@ -86,20 +87,20 @@ class Workers:
 
 
 def options_of(config: RunConfig) -> WorkerOptions:
-    """The options of workers that a run stores."""
+    """Return the options of workers in a run's config."""
     return WorkerOptions(**{name: getattr(config, field) for name, field in CONFIG_FIELDS.items()})
 
 
 def config_fields(options: WorkerOptions) -> dict[str, Any]:
-    """The fields of a run's config that store the options of workers."""
+    """Return the fields of a run's config for the options of workers."""
     return {field: getattr(options, name) for name, field in CONFIG_FIELDS.items()}
 
 
 def as_workers(owner: str, workers: "Workers | int") -> Workers:
-    """Workers, of which only the number may be given.
+    """Convert a number to `Workers`.
 
     Raises:
-        TypeError, ValueError: it is neither, or not positive.
+        TypeError, ValueError: `workers` is neither `Workers` nor a positive integer.
     """
     if isinstance(workers, Workers):
         return workers
