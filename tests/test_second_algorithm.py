@@ -90,4 +90,4 @@ def test_a_run_of_an_agent_that_is_not_registered_is_rejected(monkeypatch, capsy
     assert polyak_command("evaluate run") == 2
     said = capsys.readouterr().err
     assert "unknown class name 'Reinforce'" in said
-    assert "pass an agent of your own again as agent= (--agent in a shell)" in " ".join(said.split())
+    assert "pass a user-defined agent again as agent= (--agent in a shell)" in " ".join(said.split())

@@ -52,7 +52,7 @@ def test_it_trains_resumes_to_the_bit_evaluates_and_is_exported(here, capsys):
     capsys.readouterr()
     # Without the class the run is not loaded: a file never runs code.
     assert main(["resume", "parts", "--env-steps", "400"]) != 0
-    assert "pass an agent of your own again as agent= (--agent in a shell)" in capsys.readouterr().err
+    assert "pass a user-defined agent again as agent= (--agent in a shell)" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from polyak.storage.run_files import make_directory
 
 
 def with_time(progress: Progress, metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics, completed with the `time/*` tags of Stable-Baselines3.
+    """Return the metrics with the `time/*` tags of Stable-Baselines3.
 
     `time/fps` (env steps per second), `time/total_timesteps` (env steps), `time/iterations`, `time/time_elapsed` (seconds
-    of training in this process); tags that the metrics already have are kept.
+    of training in this process). Existing tags are kept.
     """
     times = {
         "time/fps": progress.fps,
@@ -53,7 +53,8 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
     A full disk costs the row and one warning; training goes on.
 
     Args:
-        resumed_at: the env steps of the checkpoint that training resumes from: TensorBoard discards later values.
+        run: the run.
+        resumed_at: env steps of the checkpoint from which training resumes; TensorBoard discards later values.
 
     Raises:
         RunError: the run was opened for reading, or `tb` is not a directory.
@@ -63,7 +64,7 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
     if package_version("tensorboard") is None:
         raise ImportError("tensorboard_logger needs the package tensorboard: pip install 'polyak[tensorboard]'")
     make_directory(run.tensorboard)
-    # TensorBoard reads the files of a directory in the order of their names; counted, since clocks go backwards.
+    # TensorBoard reads the files of a directory in the order of their names; a counter, as clocks may go backwards.
     earlier = len(list(run.tensorboard.glob("*tfevents*")))
     path = run.tensorboard / f"events.out.tfevents.{earlier:06d}.{socket.gethostname()}.{secrets.token_hex(4)}"
 
@@ -82,7 +83,7 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
 
 
 def _warn_once(write: Callable[[Progress, Mapping[str, float], PyTree], None], path: Path) -> Callback:
-    """`write` with its I/O errors turned into one warning: a failed log does not end the training."""
+    """Wrap `write` so that I/O errors give one warning: a failed log does not end the training."""
     warned = False
 
     def callback(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
@@ -108,16 +109,16 @@ def checkpointer(
 ) -> Callback:
     """A callback that saves the loop's whole state whenever `every` env steps have passed since the last save.
 
-    It counts from the last save, so counters that jump never miss one; the last report of a training is saved too. An error
-    ends the training, which would be lost without checkpoints.
+    The interval counts from the last save, so counters that jump never miss a save; the last report of a training run is saved
+    too. An error ends training, which would be lost without checkpoints.
 
     Args:
-        run: its `checkpoints/` receives the state.
+        run: the run.
         every: environment steps between checkpoints.
-        keep: how many checkpoints to keep.
-        allow_nonfinite: save an agent's state that holds NaN or infinities.
-        replay: the path of the replay in the state, of `polyak.storage.progress.replay_path`; rows that have not changed since
-            the last checkpoint are not written again.
+        keep: number of checkpoints to keep.
+        allow_nonfinite: save an agent's state even if it contains NaN or infinity.
+        replay: the path of the replay in the state, from `polyak.storage.progress.replay_path`; parts that have not changed
+            since the last checkpoint are not written again.
         save_replay: False leaves the replay out.
 
     Raises:

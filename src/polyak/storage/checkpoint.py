@@ -1,6 +1,6 @@
-"""Checkpoints: a pytree and plain data, saved whole or not at all, and read back only if every byte is right.
+"""Checkpoints: a pytree and plain data, saved atomically, and read back only if every byte is right.
 
-Own code instead of Orbax: every file is hashed and nothing that is read can name code; a save survives a kill at any moment.
+Unlike Orbax, every file is hashed, no data from a file can name code, and a save survives a kill at any moment.
 """
 
 import dataclasses
@@ -56,13 +56,13 @@ _CHUNK = 32 * 2**20
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read.
+    """The content of a checkpoint.
 
     Attributes:
-        tree: the saved leaves, in the structure of `like`; those that were not read are the ones of `like`.
+        tree: the saved leaves, in the structure of `like`; skipped leaves are the leaves of `like`.
         meta: the plain data passed to `save`.
-        step: the step it was saved under.
-        is_complete: False if it has no leaves under `optional`.
+        step: the step of the checkpoint.
+        is_complete: False if the checkpoint has no leaves under `optional`.
     """
 
     tree: Any
@@ -84,23 +84,23 @@ def save(
     segmented: str | None = None,
     omitted: str | None = None,
 ) -> Path:
-    """Write `<directory>/<step>/` with every leaf of the tree; it is complete on the disk when this returns.
+    """Write `<directory>/<step>/` with every leaf of the tree; the files are synced to the disk on return.
 
     Files are written to a temporary directory, synced and renamed, so a kill, a full disk or a power cut at any moment leaves
-    older checkpoints unchanged; the next save removes what it left. Files are for the owner only (0600 in 0700).
+    older checkpoints unchanged; the next save removes remains. Files are for the owner only (0600 in 0700).
 
-    Large arrays of which most stays the same, such as a replay, are `segmented`: their parts are files in
-    `<directory>/segments/`, which checkpoints share, and only parts that have changed are written. A part is removed with the
-    last checkpoint that lists it.
+    Large arrays that change little, such as a replay, can be `segmented`: their parts are files in
+    `<directory>/segments/`, which checkpoints share, and only changed parts are written. A part is removed with the last
+    checkpoint that lists it.
 
     Args:
         directory: holds the checkpoints of one run; created if missing.
         tree: leaves are JAX or NumPy arrays of any JAX dtype, typed PRNG keys, Python bools, ints and floats.
         step: names the checkpoint; must be greater than existing ones.
         meta: plain data (dicts, lists, tuples, numbers, strings, bools, None, NumPy arrays), at most 32 MiB as JSON.
-        keep: how many to keep; older ones are removed after this one is saved.
-        overwrite: replace a checkpoint of the same step, and all later ones.
-        allow_nonfinite: save NaN and infinities too; otherwise a float leaf that holds one is an error, so that a bad
+        keep: number of checkpoints to keep; older checkpoints are removed after the save.
+        overwrite: replace a checkpoint of the same step, and all later checkpoints.
+        allow_nonfinite: save NaN and infinity too; otherwise a float leaf with NaN or infinity is an error, so that a bad
             checkpoint never replaces the last good one.
         finite: the path of the subtree that must be finite, e.g. `".agent"` or `"['a'].b"`; the whole tree if it is None or
             has no leaves.
@@ -108,7 +108,7 @@ def save(
         omitted: the path of a subtree that is not saved.
 
     Raises:
-        CheckpointError: nothing was saved, and why; existing checkpoints are unchanged.
+        CheckpointError: the checkpoint cannot be saved; existing checkpoints are unchanged.
         TypeError: `step` or `keep` is no integer.
         ValueError: `step` is negative, or `keep` below 1.
     """
@@ -136,7 +136,7 @@ def save(
 
 
 def steps(directory: str | os.PathLike[str]) -> list[int]:
-    """The steps of all checkpoints with complete files, in order; `restore` checks the hashes.
+    """Return the steps of all checkpoints with complete files, in order; `restore` checks the hashes.
 
     Raises:
         CheckpointError: the directory cannot be read; a missing one has no steps.
@@ -145,10 +145,10 @@ def steps(directory: str | os.PathLike[str]) -> list[int]:
 
 
 def read_manifest(directory: str | os.PathLike[str], *, step: int | None = None) -> Manifest:
-    """The manifest of the checkpoint of this step, or of the newest valid one.
+    """Return the manifest of the checkpoint of a step, or of the newest valid checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is damaged or of a newer format.
+        CheckpointError: there is no such checkpoint, or it is damaged or has a newer format.
     """
     return _newest(Path(directory), step, _read_manifest)
 
@@ -164,18 +164,18 @@ def restore(
 ) -> Restored:
     """Read a checkpoint into the structure of `like`, every byte verified.
 
-    Without `step` it is the newest valid one; a warning names each damaged one that was skipped. No valid one is an error.
-    Leaves become JAX arrays on the default device (keys typed again) where `like` has a JAX
-    array or a `ShapeDtypeStruct`; NumPy arrays and Python scalars where it has those. No dtype ever changes.
+    Without `step`, the newest valid checkpoint is read; a warning names each damaged checkpoint that was skipped.
+    Leaves become JAX arrays on the default device, or typed keys, where `like` has a JAX array, keys or a
+    `ShapeDtypeStruct`, and NumPy arrays or Python scalars where `like` has these. Dtypes never change.
 
     Args:
-        directory: the one passed to `save`.
-        like: a tree of arrays or `ShapeDtypeStruct`s (`jax.eval_shape` makes them); its values are ignored.
-        step: read exactly this one; damage is an error.
-        prefix: restore only the subtree under this path, e.g. `".agent"` or `"['a'].b"` (a bare name is an
-            attribute's); `like` is that subtree.
-        skip: the path of a subtree that is not read, whatever it holds: `like` keeps its leaves there.
-        optional: the path of a subtree that the checkpoint may be without: then `like` keeps its leaves there.
+        directory: the directory passed to `save`.
+        like: a tree of arrays or `ShapeDtypeStruct`s (from `jax.eval_shape`); values are ignored.
+        step: read the checkpoint of this step; damage is an error.
+        prefix: restore only the subtree under this path, e.g. `".agent"` or `"['a'].b"` (a name without prefix is an
+            attribute); `like` has the structure of this subtree.
+        skip: the path of a subtree that is not read; the result has the leaves of `like` there.
+        optional: the path of a subtree that the checkpoint may lack; the result then has the leaves of `like` there.
 
     Raises:
         CheckpointError: no valid checkpoint; a newer format; or `like` differs, with every difference in one message.
@@ -199,7 +199,7 @@ def restore(
 
 
 def _newest(root: Path, step: int | None, load: Callable[[Path], T]) -> T:
-    """The result of `load` for the checkpoint of this step, or for the newest undamaged one."""
+    """Return the result of `load` for the checkpoint of a step, or for the newest undamaged checkpoint."""
     found = layout.find(root)
     if step is not None and step not in found:
         raise CheckpointError(f"{root}: no checkpoint of step {step}; {layout.describe_steps(root, found)}")
@@ -229,7 +229,7 @@ def _check_conflicts(root: Path, step: int, overwrite: bool) -> None:
 
 
 def _subtree(leaves: Sequence[tuple[Leaf, Any]], prefix: str | None) -> set[str]:
-    """The paths of the leaves under the prefix, or of all if there are none."""
+    """Return the paths of the leaves under the prefix, or of all leaves if there are none."""
     paths = {leaf.path for leaf, _ in leaves}
     return paths if prefix is None else {path for path in paths if _under(path, _path(prefix))} or paths
 
@@ -237,7 +237,7 @@ def _subtree(leaves: Sequence[tuple[Leaf, Any]], prefix: str | None) -> set[str]
 def _write_segments(
     root: Path, leaves: Sequence[tuple[Leaf, Any]], prefix: str, step: int, finite: set[str]
 ) -> list[tuple[Leaf, Any]]:
-    """Write the large arrays under the prefix; returns all leaves, those with the names of their segments."""
+    """Write the large arrays under the prefix; returns all leaves, the large arrays with the names of their segments."""
     written = []
     for leaf, value in leaves:
         if leaf.is_array and leaf.data_nbytes >= MIN_BYTES and _under(leaf.path, prefix):
@@ -251,7 +251,7 @@ def _write_segments(
 
 @contextmanager
 def _collect_garbage(root: Path) -> Iterator[None]:
-    """After the block, also one that fails, remove segments that no checkpoint lists."""
+    """Remove segments that no checkpoint lists, after the block or its failure."""
     try:
         yield
     finally:
@@ -259,7 +259,7 @@ def _collect_garbage(root: Path) -> Iterator[None]:
 
 
 def _remove_unlisted(root: Path) -> None:
-    # What is no checkpoint lists nothing.
+    # Only complete checkpoints list segments.
     paths = [path for path in layout.find(root).values() if layout.is_complete(path)]
     try:
         manifests = [_read_manifest(path) for path in paths]
@@ -280,7 +280,7 @@ def _check_finite(step: int, bad: Sequence[str]) -> None:
 
 
 def _write(directory: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
-    """Write the three files of a checkpoint into an empty directory; the leaves of these paths must be finite."""
+    """Write the three files of a checkpoint into an empty directory; leaves whose paths are in `finite` must be finite."""
     described = tuple(leaf for leaf, _ in leaves)
     header = arrays_header(described)
     digest = hashlib.sha256(header)
@@ -319,7 +319,7 @@ def _write_hashed(file: BinaryIO, digest: Any, data: npt.NDArray[Any]) -> None:
 
 @contextmanager
 def _open_directory(path: Path) -> Iterator[int]:
-    """A descriptor of the directory of one checkpoint, not through a link; any error inside the block is `Damage`."""
+    """Open the directory of a checkpoint, which must be no link; yields a descriptor. Errors in the block become `Damage`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
@@ -341,26 +341,26 @@ def _read_manifest(path: Path) -> Manifest:
         with open_regular(ARRAYS, dir_fd=directory) as file:
             size = os.fstat(file.fileno()).st_size
     if commit != _commitment(text):
-        raise Damage(f"{path}: {MANIFEST} is not the one that {COMMIT} was written for")
+        raise Damage(f"{path}: {MANIFEST} does not match {COMMIT}")
     manifest = read_manifest_json(text, str(path), library_version())
     if size != manifest.size:
         raise Damage(f"{path}: {ARRAYS} has {size} bytes, {MANIFEST} says {manifest.size}")
     if layout.directory_name(manifest.step) != layout.step_of(path):
-        raise Damage(f"{path}: {MANIFEST} is that of step {manifest.step}")
+        raise Damage(f"{path}: {MANIFEST} belongs to step {manifest.step}")
     return manifest
 
 
 def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, Any]]) -> list[Any]:
-    """The wanted leaves; the whole file of arrays is hashed, with one leaf in memory at a time, and the wanted segments."""
+    """Read the wanted leaves; hashes the complete file of arrays, one leaf at a time, and the wanted segments."""
     like = {leaf.path: value for leaf, value in wanted}
     values = {leaf.path: leaf.value for leaf in manifest.leaves}
     with _open_directory(path) as directory, open_regular(ARRAYS, dir_fd=directory) as file:
         header = arrays_header(manifest.leaves)
         digest = hashlib.sha256(header)
         if file.read(len(header)) != header:
-            raise Damage(f"{path}: the head of {ARRAYS} is not the one that {MANIFEST} describes")
+            raise Damage(f"{path}: the header of {ARRAYS} does not match {MANIFEST}")
         for leaf in manifest.leaves:
-            data = _read_hashed(file, digest, leaf.nbytes, whole=leaf.path in like)
+            data = _read_hashed(file, digest, leaf.nbytes, keep=leaf.path in like)
             if leaf.path in like and leaf.in_file:
                 array = data.view(leaf.data_dtype).reshape(leaf.data_shape)
                 values[leaf.path] = codec.from_host(leaf, array, like[leaf.path])
@@ -373,11 +373,11 @@ def _read_arrays(path: Path, manifest: Manifest, wanted: Sequence[tuple[Leaf, An
     return [values[leaf.path] for leaf, _ in wanted]
 
 
-def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -> npt.NDArray[Any]:
-    """The next `size` bytes; with `whole=False` they are only hashed, through one small buffer."""
-    data = np.empty(size if whole else min(size, _CHUNK), np.uint8)
+def _read_hashed(file: BufferedReader, digest: Any, size: int, *, keep: bool) -> npt.NDArray[Any]:
+    """Read and hash the next `size` bytes; with `keep=False` the bytes are only hashed, through one small buffer."""
+    data = np.empty(size if keep else min(size, _CHUNK), np.uint8)
     for start in range(0, size, _CHUNK):
-        offset = start if whole else 0
+        offset = start if keep else 0
         part = data[offset : offset + min(_CHUNK, size - start)].data
         if file.readinto(part) != len(part):
             raise ValueError(f"{ARRAYS} ends early")
@@ -386,7 +386,7 @@ def _read_hashed(file: BufferedReader, digest: Any, size: int, *, whole: bool) -
 
 
 def _is_damaged(path: Path, *, hashes: bool = True) -> bool:
-    """Whether the checkpoint cannot be used by any version; one of a newer format is not damaged."""
+    """Return True if no version can use the checkpoint; a checkpoint of a newer format is not damaged."""
     try:
         manifest = _read_manifest(path)
         check_segments(path.parent, manifest.leaves, manifest.segment_bytes)
@@ -412,7 +412,7 @@ def _check_leaves(path: Path, saved: Sequence[Leaf], wanted: Sequence[tuple[Leaf
 
 
 def _path(prefix: str) -> str:
-    """The prefix as a path; a bare name is an attribute's."""
+    """Return the prefix as a path; a bare name is the name of an attribute."""
     return prefix if not prefix or prefix[0] in ".[" else f".{prefix}"
 
 

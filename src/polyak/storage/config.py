@@ -11,21 +11,22 @@ AS_AGENT = "as agent= (--agent in a shell)"
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be read: the path in it, the value, and what it must be."""
+    """A configuration cannot be read; the message has the path, the value, and the expected value."""
 
 
 def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> Any:
-    """JSON data of settings: `{"$class": "PPO", "gamma": 0.99, "spec": {"$class": "EnvSpec", ...}}`.
+    """Convert settings to JSON data: `{"$class": "PPO", "gamma": 0.99, "spec": {"$class": "EnvSpec", ...}}`.
 
     Structs and other frozen dataclasses are written field by field under their class's name, plain data as in
     `polyak.storage.json` (scalar JAX arrays as numbers; what JSON lacks under a tag such as `{"$float": "nan"}`).
 
     Args:
-        on_unknown: how an object that cannot be written (a function, for example) is handled: an error, or a description
+        obj: the settings.
+        on_unknown: handling of an object that cannot be written (a function, for example): an error, or a description
             `{"$unsupported": "<function ...>"}`, which `from_json` rejects by name.
 
     Raises:
-        TypeError: an object that cannot be written, with the path of its field.
+        TypeError: an object cannot be written; the message has the path of its field.
 
     >>> from polyak.core.spaces import Discrete
     >>> to_json({"action": Discrete(3), "seed": 1})
@@ -43,16 +44,16 @@ def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> 
 
 
 def from_json(data: Any, classes: Mapping[str, type], *, what: str = "config") -> Any:
-    """The object that `to_json` wrote; only the given classes are built, and no name is imported.
+    """Create the object that `to_json` wrote; only the given classes are built, and no name is imported.
 
     Args:
         data: JSON data from `to_json` or a file.
         classes: the dataclasses that may be built, by name.
-        what: its name in errors, e.g. a file's.
+        what: name of the data in errors, such as a file name.
 
     Raises:
-        ConfigError: malformed data; a class that is not among `classes`; a field that does not exist, with the nearest
-            one; an error of a class's constructor.
+        ConfigError: the data are malformed, a class is not in `classes`, a field does not exist (the message suggests the
+            nearest), or a constructor fails.
 
     >>> from polyak.core.spaces import Discrete
     >>> from_json({"$class": "Discrete", "n": 3}, {"Discrete": Discrete})
@@ -84,7 +85,7 @@ def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> A
     name = content["$class"]
     if not isinstance(name, str) or name not in classes:
         message = unknown_name(str(name)[:80], tuple(sorted(classes)), "class name")
-        raise ConfigError(f"{path}: {message}; pass an agent of your own again {AS_AGENT}")
+        raise ConfigError(f"{path}: {message}; pass a user-defined agent again {AS_AGENT}")
     cls = classes[name]
     known = tuple(field.name for field in dataclasses.fields(cls) if field.init)
     values = {key: value for key, value in content.items() if key != "$class"}

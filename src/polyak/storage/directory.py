@@ -1,4 +1,4 @@
-"""The directory of checkpoints: names, atomic replacement and pruning, so that a kill at any moment leaves whole ones only."""
+"""The directory of checkpoints: names, atomic replacement and pruning; a kill at any moment leaves complete checkpoints."""
 
 import os
 import re
@@ -20,20 +20,20 @@ _STAGING, _REPLACED = ".tmp-", ".replaced-"
 
 
 def directory_name(step: int) -> str:
-    """The name of a checkpoint's directory; names sort as steps do."""
+    """Return the name of a checkpoint's directory; names sort as steps do."""
     return f"{step:012d}"
 
 
 def step_of(path: Path) -> str:
-    """The name that a checkpoint was saved under, also while it is being replaced."""
+    """Return the name of a checkpoint, also while it is being replaced."""
     return path.name.removeprefix(_REPLACED)
 
 
 def find(root: Path) -> dict[int, Path]:
-    """Every path named like a checkpoint, by step; one that was being replaced counts until its successor exists.
+    """Return every path named like a checkpoint, by step; a checkpoint in replacement counts until its successor exists.
 
     Raises:
-        CheckpointError: the directory cannot be read; one that does not exist has no checkpoints.
+        CheckpointError: the directory cannot be read; a missing directory has no checkpoints.
     """
     try:
         names = os.listdir(root)
@@ -47,7 +47,7 @@ def find(root: Path) -> dict[int, Path]:
 
 
 def describe_steps(root: Path, found: Iterable[int]) -> str:
-    """The steps found, for an error."""
+    """Describe the found steps, for an error."""
     steps = ", ".join(map(str, sorted(found)))
     return (
         f"there are steps {steps}" if steps else "there are no checkpoints" if root.is_dir() else "there is no such directory"
@@ -55,19 +55,19 @@ def describe_steps(root: Path, found: Iterable[int]) -> str:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether the directory has the three files of a checkpoint, none of them a link."""
+    """Return True if the directory has the three files of a checkpoint, none of which is a link."""
     files = (path / name for name in (ARRAYS, MANIFEST, COMMIT))
     return path.is_dir() and not path.is_symlink() and all(f.is_file() and not f.is_symlink() for f in files)
 
 
 def has_only_checkpoint_files(path: Path) -> bool:
-    """Whether the directory holds nothing but files of a checkpoint, so that removing it loses nothing else."""
+    """Return True if the directory has only files of a checkpoint, so that its removal loses no other file."""
     return path.is_dir() and not path.is_symlink() and set(os.listdir(path)) <= {ARRAYS, MANIFEST, COMMIT}
 
 
 @contextmanager
 def lock_directory(root: Path) -> Iterator[None]:
-    """Lock the directory for one save, and remove what killed saves left.
+    """Lock the directory for one save, and remove the remains of killed saves.
 
     Raises:
         CheckpointError: another save is running.
@@ -94,7 +94,7 @@ def _remove_leftovers(root: Path) -> None:
 
 @contextmanager
 def staged_directory(root: Path, step: int) -> Iterator[Path]:
-    """A new directory to write into, renamed to its final name when the block succeeds, removed when it fails."""
+    """Create a directory, which is renamed to its final name if the block succeeds, and removed if the block fails."""
     path = _staging_path(root, step)
     try:
         path.mkdir(mode=0o700)
@@ -120,14 +120,14 @@ def _publish(path: Path, final: Path) -> None:
 
 
 def prune(root: Path, step: int, keep: int, is_valid: Callable[[Path], bool]) -> None:
-    """Keep the newest `keep` undamaged checkpoints up to this step; later ones were overwritten or are damaged."""
+    """Keep the newest `keep` undamaged checkpoints up to a step; later checkpoints were overwritten or are damaged."""
     found = find(root)
     valid = sorted((s for s, path in found.items() if s <= step and is_valid(path)), reverse=True)
     oldest = valid[:keep][-1]
     for number, path in found.items():
         try:
             if (number > step or number < oldest) and has_only_checkpoint_files(path):
-                # Renamed first: a kill while deleting leaves no partial checkpoint under its name.
+                # Rename first: a kill during the deletion leaves no partial checkpoint under its name.
                 staging = _staging_path(root, number)
                 os.rename(path, staging)
                 shutil.rmtree(staging)

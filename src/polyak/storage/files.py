@@ -1,4 +1,4 @@
-"""Files that survive kills, full disks and planted links: limits on reading; temporary files, synced and renamed."""
+"""Safe reading and atomic writing of files: survives kills, full disks and planted links."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 MAX_DEPTH = 64
-"""The deepest nesting of a JSON document: far more than polyak writes, far less than Python's stack."""
+"""Maximum nesting of a JSON document: more than polyak writes, less than Python's stack allows."""
 
 # A string without an end matches too: where a match fails, the next quotation mark would read all of it again.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -27,7 +27,7 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedRead
     """Open a regular file for reading: not a symbolic link, a pipe or a device.
 
     Raises:
-        ValueError: it is one of those.
+        ValueError: the path is no regular file.
         OSError: as from `open`.
     """
     try:
@@ -44,10 +44,10 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> BufferedRead
 
 
 def read_bytes(path: str | Path, *, limit: int, dir_fd: int | None = None) -> bytes:
-    """The contents of a regular file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
 
     Raises:
-        ValueError: it is larger, or no regular file.
+        ValueError: the file is larger, or no regular file.
         OSError: as from `open`.
     """
     with open_regular(path, dir_fd=dir_fd) as file:
@@ -59,10 +59,11 @@ def read_bytes(path: str | Path, *, limit: int, dir_fd: int | None = None) -> by
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """Strict JSON: UTF-8, no NaN or Infinity, no number that overflows, no key twice, no deep nesting.
+    """Parse strict JSON: UTF-8, no NaN or Infinity, no number that overflows, no duplicate key, no deep nesting.
 
     Args:
-        what: its name in errors, usually the file's.
+        data: the document.
+        what: name of the document in errors, usually the file name.
 
     Raises:
         ValueError: the data are not strict JSON.
@@ -76,11 +77,11 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def dump_json(value: Any, what: str, *, indent: int | None = 2) -> bytes:
-    """`value` as JSON that `parse_json` can read back, with a newline at the end.
+    """Serialize a value as JSON that `parse_json` can read back, with a newline at the end.
 
     Raises:
-        ValueError: NaN or an infinity, or nested too deeply to be read back.
-        TypeError: it is not JSON data.
+        ValueError: the value contains NaN or infinity, or is nested too deeply.
+        TypeError: the value is not JSON data.
     """
     try:
         data = json.dumps(value, allow_nan=False, indent=indent).encode() + b"\n"
@@ -93,7 +94,7 @@ def dump_json(value: Any, what: str, *, indent: int | None = 2) -> bytes:
 
 
 def _is_too_deep(data: bytes) -> bool:
-    """Whether brackets outside strings are nested too deeply; exact up to the first error in the JSON."""
+    """Return True if brackets outside strings are nested too deeply; exact up to the first error in the JSON."""
     if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return False
     text = np.frombuffer(_STRING.sub(b"", data), np.uint8)
@@ -125,7 +126,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite_float
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file, readable by its owner alone, synced to the disk at the end of the block."""
+    """Create a file, readable by its owner only, and sync it to the disk at the end of the block."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         yield file
@@ -134,11 +135,13 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
-    """Replace a file whole: a reader, or a kill at any moment, finds the old bytes or the new ones.
+    """Replace a file atomically: a reader, or a kill at any moment, finds the old bytes or the new bytes.
 
     Args:
-        shared: other processes may write the same file at the same time; the temporary file gets a random name. After a kill
-            it stays, whereas a fixed name is reused by the next write.
+        path: path of the file.
+        data: the new content.
+        shared: other processes may write the same file at the same time, so the temporary file gets a random name; such a file
+            is left behind after a kill, whereas the next write reuses a fixed name.
 
     Raises:
         OSError: for example, the disk is full; the old file is unchanged.

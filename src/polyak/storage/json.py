@@ -1,4 +1,4 @@
-"""Plain Python data to and from strict JSON, exactly: NaN, integers of any size, tuples, NumPy arrays, each under a tag."""
+"""Converts plain Python data to and from strict JSON exactly: NaN, large integers, tuples and arrays, each under a tag."""
 
 import base64
 import math
@@ -29,13 +29,13 @@ DTYPES: dict[str, Dtype] = {
         ],
     )
 }
-"""Every dtype that is written, by name: numbers and bools, so that bytes from a file never become objects."""
+"""Supported dtypes by name: numbers and bools, so that bytes from a file never become objects."""
 
 EXACT_INT = 2**53
-"""Larger integers are written as text: readers that hold numbers as doubles would change them."""
+"""Larger integers are written as text, as readers that use doubles would round them."""
 
 MAX_FILL_BYTES = 256 * 2**20
-"""The memory that all arrays stored as one repeated value may take when one document is read."""
+"""Maximum memory of all arrays of one document that are stored as one repeated value."""
 
 _READABLE = 64
 _MAX_EQUAL_HASHES = 64
@@ -46,7 +46,7 @@ Handler = Callable[[Any, str], Any]
 
 
 def reject(value: Any, path: str) -> Any:
-    """The handler for objects that are not plain data: an error."""
+    """Raise a TypeError for an object that is not plain data."""
     raise TypeError(
         f"{path}: must be dicts, lists, tuples, numbers, strings, bools, None or arrays, got a {type(value).__name__}"
     )
@@ -58,18 +58,19 @@ def _reject_class(value: Any, path: str) -> Any:
 
 
 def encode(value: Any, path: str, other: Handler = reject) -> Any:
-    """JSON data from which `decode` makes an equal value.
+    """Convert a value to JSON data from which `decode` creates an equal value.
 
     Dicts, lists, strings, bools, None, finite floats and small integers are written directly, the rest under a tag that
     starts with `$`. Scalar JAX arrays become numbers, larger ones NumPy arrays; NumPy scalars keep their dtype.
 
     Args:
-        path: the name of the value in errors; parts of it are `path.key` and `path[0]`.
+        value: plain data.
+        path: the name of the value in errors; parts of the value are `path.key` and `path[0]`.
         other: called with each object that is not plain data, and its path; returns JSON data or raises.
 
     Raises:
         TypeError: from `other`.
-        ValueError: a container that contains itself.
+        ValueError: a container contains itself.
     """
     try:
         return _encode(value, path, other)
@@ -116,7 +117,7 @@ def _encode_numeric(value: Any, path: str, other: Handler) -> Any:
 
 
 def _array(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """The shortest exact form: the numbers of a small array, the one value of a constant one, else the bytes."""
+    """Return the shortest exact form: the numbers of a small array, the single value of a constant array, else the bytes."""
     data = array.tobytes()
     form: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
     readable = array.dtype.kind in "biuf" and array.dtype.name != "float8_e5m2" and not np.any(np.isnan(array))
@@ -133,7 +134,7 @@ def _join(path: str, key: str) -> str:
 
 
 class _Decoder:
-    """Reads one document: `other` handles its `$class` objects; counts the memory of its fills."""
+    """Reads one document: `other` handles `$class` objects; limits the memory of repeated values."""
 
     def __init__(self, other: Handler) -> None:
         self.other = other
@@ -203,34 +204,34 @@ class _Decoder:
 
 
 def decode(data: Any, path: str, other: Handler = _reject_class) -> Any:
-    """The value that `encode` encoded: only plain data and results of `other`.
+    """Convert the result of `encode` to a value, of plain data and results of `other`.
 
     Args:
         data: JSON data from `parse_json`.
-        path: its name in errors.
-        other: called with each `$class` or `$unsupported` object, whose fields are decoded, and its path.
+        path: name of the data in errors.
+        other: called with each `$class` or `$unsupported` object, with decoded fields, and its path.
 
     Raises:
-        ValueError: malformed data; at most the size of the document plus `MAX_FILL_BYTES` is allocated.
+        ValueError: the data are malformed; at most the size of the document plus `MAX_FILL_BYTES` is allocated.
     """
     return _Decoder(other).decode(data, path)
 
 
 def parse_shape(shape: Any, path: str) -> tuple[int, ...]:
-    """A shape read from a file, as a tuple of sane dimensions.
+    """Check a shape from a file; returns a tuple of dimensions.
 
     Raises:
-        ValueError: it is not a shape.
+        ValueError: the data are no shape, or too large.
     """
-    whole = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
-    # Without dimensions of 0: NumPy rejects sizes that it cannot address, even of an empty array.
-    if not whole or math.prod(max(n, 1) for n in shape) > 2**48:
+    is_shape = isinstance(shape, list) and len(shape) <= 32 and all(type(n) is int and n >= 0 for n in shape)
+    # 0 counts as 1, as NumPy rejects sizes that it cannot address, even of an empty array.
+    if not is_shape or math.prod(max(n, 1) for n in shape) > 2**48:
         raise ValueError(f"{path}: a shape is a list of at most 32 dimensions and 2^48 entries, got {str(shape)[:80]}")
     return tuple(shape)
 
 
 def finite_or_none(value: Any) -> Any:
-    """`value` for a JSON file that others read: NaN and infinities, also inside lists and dicts, become None."""
+    """Replace NaN and infinity, also in lists and dicts, by None, for JSON files that other programs read."""
     if isinstance(value, Mapping):
         return {name: finite_or_none(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -24,11 +24,11 @@ _SCALARS: dict[type, Kind] = {bool: "bool", int: "int", float: "float"}
 _MOST_DIFFERENCES = 200
 
 _PART = 2**20
-"""Numbers that are checked for NaN at once."""
+"""Number of values that are checked for NaN at once."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be saved, or the one on the disk is damaged or does not match."""
+    """A checkpoint cannot be saved, is damaged, or does not match."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Leaf:
     """A leaf without its data.
 
     Attributes:
-        path: its path in the tree, as `jax.tree_util.keystr` writes it: `.agent['params'].kernel[0]`.
+        path: path in the tree, as `jax.tree_util.keystr` writes it: `.agent['params'].kernel[0]`.
         kind: an array, typed PRNG keys, or a Python scalar.
-        dtype: of an array.
-        shape: of an array, or of an array of keys.
-        impl: of keys, the name of their implementation.
-        value: of a Python scalar.
-        segments: names of the files that hold its data, if they are not in the file of arrays.
+        dtype: dtype of an array.
+        shape: shape of an array, or of an array of keys.
+        impl: name of the implementation of keys.
+        value: value of a Python scalar.
+        segments: names of the files with the data, if the data are not in the file of arrays.
     """
 
     path: str
@@ -55,32 +55,32 @@ class Leaf:
 
     @property
     def is_array(self) -> bool:
-        """Whether it has data; a Python scalar is in the manifest."""
+        """True if the leaf has data; a Python scalar is in the manifest."""
         return self.kind in ("array", "key")
 
     @property
     def in_file(self) -> bool:
-        """Whether its data are in the file of arrays."""
+        """True if the data are in the file of arrays."""
         return self.is_array and not self.segments
 
     @property
     def data_shape(self) -> tuple[int, ...]:
-        """The shape of the numbers stored: keys are rows of uint32 words."""
+        """Shape of the stored numbers: keys are rows of uint32 words."""
         return (*self.shape, KEY_WORDS[self.impl]) if self.kind == "key" else self.shape
 
     @property
     def data_dtype(self) -> np.dtype[Any]:
-        """The dtype of the numbers stored."""
+        """Dtype of the stored numbers."""
         return DTYPES["uint32" if self.kind == "key" else self.dtype]
 
     @property
     def data_nbytes(self) -> int:
-        """Bytes of the data."""
+        """Number of bytes of the data."""
         return prod(self.data_shape) * self.data_dtype.itemsize if self.is_array else 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file of arrays."""
+        """Number of bytes in the file of arrays."""
         return self.data_nbytes if self.in_file else 0
 
     def __str__(self) -> str:
@@ -91,19 +91,20 @@ class Leaf:
 
 
 def leaf_name(path: str) -> str:
-    """The path of a leaf in errors; the only leaf of a tree has an empty one."""
+    """Return the name of a leaf in errors; the only leaf of a tree has an empty path."""
     return path or "the tree"
 
 
 def flatten(tree: Any, prefix: str = "", *, concrete: bool = False) -> tuple[list[tuple[Leaf, Any]], Any]:
-    """Every leaf of the tree (arrays, `ShapeDtypeStruct`s, keys, Python scalars) with its description, and the structure.
+    """Return each leaf of the tree (array, `ShapeDtypeStruct`, key, Python scalar) with its description, and the structure.
 
     Args:
-        prefix: what paths start with.
+        tree: the tree.
+        prefix: prefix of all paths.
         concrete: leaves must have values, so a `ShapeDtypeStruct` is rejected.
 
     Raises:
-        CheckpointError: a leaf is something else, or two leaves have the same path.
+        CheckpointError: a leaf has another type, or two leaves have the same path.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     named = [(prefix + jax.tree_util.keystr(path), value) for path, value in leaves]
@@ -146,23 +147,23 @@ def _implementation(path: str, dtype: Any) -> str:
 
 
 def to_host(value: Any) -> npt.NDArray[Any]:
-    """The numbers of an array or of keys, contiguous in memory."""
+    """Return the numbers of an array or of keys, contiguous in memory."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     return np.asarray(value, order="C")
 
 
 def is_finite(array: npt.NDArray[Any]) -> bool:
-    """Whether there is no NaN and no infinity; integers and bools are always finite."""
+    """Return True if an array has no NaN and no infinity; integers and bools are always finite."""
     if array.dtype.kind in "biu" or "int" in array.dtype.name:
         return True
-    # In parts: the flags of a whole replay would take a quarter of its memory.
+    # In parts: the flags of a complete replay would take a quarter of its memory.
     flat = array.reshape(-1)
     return all(np.isfinite(flat[start : start + _PART]).all() for start in range(0, flat.size, _PART))
 
 
 def from_host(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
-    """Stored numbers as a JAX array or keys, or as a NumPy array where `like` is one."""
+    """Convert stored numbers to a JAX array or keys, or to a NumPy array or scalar if `like` is one."""
     if leaf.kind == "key":
         bits: Any = copy_buffers(data)
         return jax.random.wrap_key_data(bits, impl=leaf.impl)
@@ -172,7 +173,7 @@ def from_host(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
 
 
 def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:
-    """One line for each leaf that is missing, extra, or of another kind, dtype or shape; none when all is equal."""
+    """Return one line for each leaf that is missing, extra, or has another kind, dtype or shape."""
     here, there = {leaf.path: leaf for leaf in saved}, {leaf.path: leaf for leaf, _ in wanted}
     lines = [f"{leaf_name(p)}: wanted {leaf}, missing in the checkpoint" for p, leaf in there.items() if p not in here]
     lines += [f"{leaf_name(p)}: {leaf} in the checkpoint, not wanted" for p, leaf in here.items() if p not in there]

@@ -1,4 +1,4 @@
-"""One writer for a directory: `filelock`'s lock on a file that names the process holding it."""
+"""A lock that allows one writer for a directory, on a file that names the process that holds the lock."""
 
 import json
 import os
@@ -14,14 +14,14 @@ _MAX_OWNER_BYTES = 4096
 
 
 class LockedError(Exception):
-    """Another process holds the lock; the message names it."""
+    """Another process holds the lock; the message names the process."""
 
 
 def acquire(path: Path) -> BaseFileLock:
-    """Take the lock at once, and write pid, host and time into its file. The lock of a killed process is free.
+    """Take the lock without waiting, and write pid, host and time into its file. The lock of a killed process is free.
 
     Raises:
-        LockedError: another process, or this one, holds it.
+        LockedError: another process, or this process, holds the lock.
         OSError: the file cannot be opened, is a symbolic link, or its file system has no locks.
     """
     lock: BaseFileLock = FileLock(path, mode=0o600, thread_local=False)
@@ -29,7 +29,7 @@ def acquire(path: Path) -> BaseFileLock:
         lock.acquire(blocking=False)
     except Timeout:
         raise LockedError(_describe_owner(path)) from None
-    # On a file system without flock, filelock turns this into a SoftFileLock, whose file has contents of its own.
+    # On a file system without flock, filelock turns this into a SoftFileLock, which writes its own data into the file.
     if type(lock) is FileLock:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
@@ -39,7 +39,7 @@ def acquire(path: Path) -> BaseFileLock:
 def _describe_owner(path: Path) -> str:
     try:
         owner = parse_json(read_bytes(path, limit=_MAX_OWNER_BYTES), path.name)
-        # Quoted: another user may have written the file, and terminals obey control characters.
+        # Quoted: another user may have written the file, and terminals interpret control characters.
         return f"by process {owner['pid']!r} on host {owner['host']!r}, since {owner['since']!r}"
     except (OSError, ValueError, KeyError, TypeError):
         return "by another process"

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its leaves, hash and size of its files, library version and machine."""
+"""The manifest of a checkpoint: leaves, hash and size of the files, library version and machine."""
 
 import dataclasses
 import json
@@ -12,13 +12,13 @@ from polyak.storage.json import DTYPES, decode, encode, parse_shape
 from polyak.storage.leaves import KEY_WORDS, KINDS, CheckpointError, Leaf
 
 FORMAT = 2
-"""The newest version of the layout, in which leaves may be in segments; newer ones are rejected."""
+"""The newest version of the layout, in which leaves may be in segments; newer versions are rejected."""
 
 WHOLE = 1
-"""The version of a checkpoint without segments, which older versions of polyak read too."""
+"""The version of a checkpoint without segments, which older versions of polyak can read."""
 
 MAX_BYTES = 32 * 2**20
-"""The largest manifest that is written or read; large data belongs in the tree."""
+"""Maximum bytes of a manifest; large data belong in the tree."""
 
 MAX_LEAVES = 50_000
 
@@ -41,12 +41,12 @@ class Manifest:
 
     Attributes:
         format: version of the layout.
-        library: version of polyak that wrote it.
+        library: version of polyak that wrote the manifest.
         step: environment steps, or another count of the caller.
         leaves: every leaf of the tree, in the order of the file.
         size: bytes of `arrays.safetensors`.
-        sha256: its hash.
-        machine: platform and number of devices; results are reproducible bit for bit only on the same.
+        sha256: hash of `arrays.safetensors`.
+        machine: platform and number of devices; results are reproducible bit for bit only if both are equal.
         meta: plain data of the caller.
         segment_bytes: bytes of a segment; 0 if no leaf has segments.
     """
@@ -63,7 +63,7 @@ class Manifest:
 
 
 def arrays_header(leaves: tuple[Leaf, ...]) -> bytes:
-    """The header of the safetensors file, which follows from the leaves alone: readers compare it and never parse it.
+    """Return the header of the safetensors file, which depends only on the leaves: readers compare and never parse the header.
 
     A dtype that safetensors lacks is stored as bytes.
     """
@@ -82,10 +82,10 @@ def arrays_header(leaves: tuple[Leaf, ...]) -> bytes:
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """The manifest as JSON.
+    """Serialize a manifest as JSON.
 
     Raises:
-        CheckpointError: it is too large to be read back, or `meta` is nested too deeply.
+        CheckpointError: the manifest is too large to be read back, or `meta` is nested too deeply.
     """
     if len(manifest.leaves) > MAX_LEAVES:
         raise CheckpointError(f"{len(manifest.leaves)} leaves; a checkpoint holds at most {MAX_LEAVES}")
@@ -110,10 +110,10 @@ def write_manifest(manifest: Manifest) -> bytes:
 
 
 def encode_meta(meta: dict[str, Any]) -> Any:
-    """The caller's data as JSON.
+    """Convert the caller's data to JSON data.
 
     Raises:
-        CheckpointError: it is not plain data.
+        CheckpointError: the data are not plain.
     """
     try:
         return encode(meta, "meta")
@@ -122,11 +122,11 @@ def encode_meta(meta: dict[str, Any]) -> Any:
 
 
 def read_manifest_json(data: bytes, where: str, this_version: str) -> Manifest:
-    """The manifest, with every field validated; it is not compared with the files yet.
+    """Parse a manifest and validate every field, without a comparison with the files.
 
     Raises:
-        CheckpointError: it is of a newer format.
-        Damage: it is not a polyak manifest.
+        CheckpointError: the manifest has a newer format.
+        Damage: the data are not a polyak manifest.
     """
     try:
         document = parse_json(data, MANIFEST)
@@ -206,7 +206,7 @@ def _leaf_from_json(document: Any, segment_bytes: int) -> Leaf:
 
 
 def _segments_from_json(document: dict[str, Any], leaf: Leaf, segment_bytes: int) -> tuple[str, ...]:
-    """The names of the leaf's segments, as many as its bytes need."""
+    """Return the names of the leaf's segments, checked to be as many as its bytes need."""
     if "segments" not in document:
         return ()
     names = _member(document, "segments", list)

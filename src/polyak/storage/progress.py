@@ -1,4 +1,4 @@
-"""Saves where a training stands as a checkpoint of its run, and reads it back, every field checked."""
+"""Saves the loop's state and counters as a checkpoint of a run, and reads the counters back with checks."""
 
 import hashlib
 import json
@@ -12,19 +12,19 @@ from polyak.storage.checkpoint import CheckpointError, Restored, save
 from polyak.storage.json import EXACT_INT
 from polyak.storage.run_directory import CONFIG, Run
 
-# A longer value is stored as its hash: bounds of a large space, for example.
+# A longer value, such as the bounds of a large space, is stored as its hash.
 _MAX_VALUE_LENGTH = 64
 
 
 @dataclass(frozen=True)
 class SavedProgress:
-    """Where the training of a checkpoint stood.
+    """The progress of training at a checkpoint.
 
     Attributes:
         env_steps: environment steps done.
         env: the host environment's snapshot, or None.
-        resume: `"bit-exact"`, or why resuming will not be.
-        changed_settings: settings of the run's config.json that differ from those the checkpoint was trained with.
+        resume: `"bit-exact"`, or why a resumed run is not bit-exact.
+        changed_settings: settings of the run's config.json that differ from the checkpoint's settings.
     """
 
     env_steps: int
@@ -34,7 +34,7 @@ class SavedProgress:
 
 
 def replay_path(agent: Any) -> str | None:
-    """The path of the agent's replay in the loop's state, or None."""
+    """Return the path of the agent's replay in the loop's state, or None."""
     return f".agent.{agent.replay_field}" if isinstance(agent, HasReplay) else None
 
 
@@ -49,7 +49,7 @@ def save_progress(
     replay: str | None = None,
     save_replay: bool = True,
 ) -> Path:
-    """Save the loop's state as it is now, with a snapshot of the host environment; see `save_state`."""
+    """Save the loop's state with a snapshot of the host environment; see `save_state`."""
     return save_state(
         run,
         progress,
@@ -75,25 +75,26 @@ def save_state(
     replay: str | None = None,
     save_replay: bool = True,
 ) -> Path:
-    """Save the loop's state at `progress.env_steps`, with what is needed to resume: counters, environment and settings.
+    """Save the loop's state at `progress.env_steps`, with counters, environment and settings, which a resume needs.
 
-    Later checkpoints, which this training did not come from, are replaced. NaN and infinities are rejected in the agent's
-    part. The environment's outputs may hold them: the agent takes none of them into its parameters, and reports itself when
-    training cannot go on.
+    Later checkpoints, which do not precede this state, are replaced. NaN and infinity are rejected in the agent's state only:
+    outputs of the environment may contain them, as the agent keeps them out of its parameters and reports when training cannot
+    go on.
 
     Args:
-        run: its config is stored with the state.
+        run: the run, whose config is stored with the state.
         progress: the counters.
         state: the loop's state.
         snapshot: the state of a host environment, or None.
-        keep: how many checkpoints to keep.
-        allow_nonfinite: save an agent's state that holds NaN or infinities.
-        directory: where the checkpoints are; None is the run's.
-        replay: the path of the replay in the state; rows that have not changed since the last checkpoint are not written again.
-        save_replay: False leaves it out, and a resumed run fills it anew.
+        keep: number of checkpoints to keep.
+        allow_nonfinite: save an agent's state even if it contains NaN or infinity.
+        directory: directory of the checkpoints; None is the run's.
+        replay: the path of the replay in the state; parts that have not changed since the last checkpoint are not written
+            again.
+        save_replay: False leaves the replay out, and a resumed run fills the replay again.
 
     Raises:
-        CheckpointError: it cannot be saved.
+        CheckpointError: the checkpoint cannot be saved.
         RunError: the run was opened for reading.
     """
     run.require_writer()
@@ -124,7 +125,7 @@ def save_state(
 
 
 def read_progress(run: Run, restored: Restored) -> SavedProgress:
-    """Where the training of a restored checkpoint stood.
+    """Return the progress of training at a restored checkpoint.
 
     Raises:
         CheckpointError: a field is missing or malformed.
@@ -151,7 +152,7 @@ def check_settings(run: Run, saved: SavedProgress) -> None:
     """Check that a checkpoint was trained with the settings of the run's config.json.
 
     Raises:
-        CheckpointError: it was not; the settings that differ.
+        CheckpointError: settings differ; the message lists the differences.
     """
     if saved.changed_settings:
         raise CheckpointError(
@@ -168,7 +169,7 @@ def _describe_resume(progress: Progress, snapshot: Mapping[str, Any] | None, *, 
 
 
 def settings_by_path(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every setting by its path, as JSON text, without `env_steps`, which `polyak resume --env-steps` changes."""
+    """Return every setting by path, as JSON text, without `env_steps`, which `polyak resume --env-steps` changes."""
     texts: dict[str, str] = {}
 
     def add(path: str, value: Any) -> None:

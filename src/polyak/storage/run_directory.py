@@ -1,4 +1,4 @@
-"""A run directory: the settings, metrics, checkpoints and circumstances of one training, with one writer at a time."""
+"""A run directory: settings, metrics, checkpoints and system information of one training run, with one writer at a time."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json"
 WORKERS, WORKER_OUTPUT = "workers.jsonl", "workers"
 CHECKPOINTS, BEST, TENSORBOARD, LOCK = "checkpoints", "best", "tb", "run.lock"
 
-# What a killed `create` may leave: without a config it is no run yet.
+# Files that a killed `create` may leave; a directory without a config is no run yet.
 _LEFTOVERS = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
 
 _SHA256 = "sha256"
@@ -63,8 +63,8 @@ class Run:
     """A run directory, opened by `create` or `open_run`; a context manager that closes it.
 
     Attributes:
-        directory: its absolute path.
-        lock: held by the writer; None when the run was opened for reading.
+        directory: absolute path of the directory.
+        lock: lock of the writer; None if the run was opened for reading.
     """
 
     directory: Path
@@ -97,12 +97,12 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Let another process write; a second call does nothing."""
+        """Release the lock, so that another process can write; a second call does nothing."""
         if self.lock is not None:
             self.lock.release()
 
     def require_writer(self) -> None:
-        """Fail unless this process may write.
+        """Check that this process may write.
 
         Raises:
             RunError: the run was opened for reading.
@@ -111,10 +111,10 @@ class Run:
             raise RunError(f"{self.directory}: opened for reading; open_run(..., write=True) to write")
 
     def read_config(self, *, verify: bool = True) -> dict[str, Any]:
-        """The config that was passed to `create`.
+        """Read the config that was passed to `create`.
 
         Args:
-            verify: compare it with the hash in the file; files of older versions have none.
+            verify: compare the config with the hash in the file; files of older versions have no hash.
 
         Raises:
             RunError: the file is missing, or was damaged or edited.
@@ -130,7 +130,7 @@ class Run:
         return config
 
     def accept_config(self) -> None:
-        """Take the config as it stands in the file, with a new hash, after it was edited.
+        """Accept an edited config: store its hash.
 
         Raises:
             RunError: it cannot be read or written.
@@ -139,10 +139,10 @@ class Run:
         self._write_config(self.read_config(verify=False))
 
     def change_config(self, **changes: Any) -> None:
-        """Replace fields of the config: a kill at any moment leaves the old file or the new one.
+        """Replace fields of the config; a kill at any moment leaves the old file or the new file.
 
         Raises:
-            RunError: it cannot be read or written, or has no such field.
+            RunError: the config cannot be read or written, or has no such field.
         """
         self.require_writer()
         config = self.read_config()
@@ -156,7 +156,7 @@ class Run:
         write_object(self.directory / CONFIG, config | {_SHA256: _config_hash(config)})
 
     def read_summary(self) -> dict[str, Any]:
-        """The results that `write_summary` wrote.
+        """Read the results that `write_summary` wrote.
 
         Raises:
             RunError: the file is missing (the run has not ended) or damaged.
@@ -173,7 +173,7 @@ class Run:
         write_object(self.directory / SUMMARY, finite_or_none(summary))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of the metrics file, each with its `env_steps`; an incomplete last line is skipped.
+        """Read the rows of the metrics file, each with its `env_steps`; an incomplete last line is skipped.
 
         Raises:
             RunError: a line is damaged.
@@ -181,7 +181,7 @@ class Run:
         return read_rows(self.metrics)
 
     def rewind(self, env_steps: int) -> None:
-        """Drop the rows after this step, before training resumes from its checkpoint, so that none is written twice.
+        """Drop the rows after a step, before training resumes from its checkpoint, so that no row is written twice.
 
         Damaged lines (a power cut leaves some) are dropped too, with a warning.
 
@@ -192,7 +192,7 @@ class Run:
         drop_rows_after(self.metrics, env_steps)
 
     def append_worker_event(self, row: Mapping[str, Any]) -> None:
-        """Append what happened to a worker, with its time in seconds since 1970."""
+        """Append an event of a worker, with its time in seconds since 1970."""
         self.require_writer()
         append_row(self.directory / WORKERS, row)
 
@@ -207,13 +207,13 @@ class Run:
 
 
 def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
-    """Create a run directory, for the owner only (0700), and become its writer.
+    """Create a run directory, for the owner only (0700), and lock it for writing.
 
-    It holds `config.json` (everything needed to run again), `system.json` (versions, machine, command line), and later
+    The directory has `config.json` (all settings), `system.json` (versions, machine, command line), and later
     `metrics.jsonl`, `tb/`, `checkpoints/` and `summary.json`.
 
     Args:
-        directory: its path; missing parents are created. An existing empty directory keeps its mode.
+        directory: path of the directory; missing parents are created. An existing empty directory keeps its mode.
         config: JSON data, e.g. of `polyak.storage.config.to_json`.
 
     Raises:
@@ -242,9 +242,9 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """The run directories in a directory, or in the directories in it, by name with numbers in order; [] in a run.
+    """Return the run directories up to two levels below a directory, sorted by name and number; [] for a run.
 
-    Those of several seeds are in a directory of their own, which may be next to runs.
+    Runs of several seeds share a subdirectory, which may be next to other runs.
     """
     if os.path.lexists(directory / CONFIG):
         return []
@@ -261,11 +261,11 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
 
     Args:
         directory: its path.
-        write: become its writer, to resume training; `system.json` records this machine and command line too (not the
+        write: lock the run for writing, to resume training; `system.json` records this machine and command line too (not the
             devices: JAX is not started).
 
     Raises:
-        RunError: the directory holds no run, or links; another process writes it (named).
+        RunError: the directory has no run, or has links; or another process, which the message names, is writing.
     """
     path = Path(directory)
     if not path.is_dir():
@@ -294,12 +294,12 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
 
 
 def open_for_parent(directory: Path) -> Run:
-    """Open a run directory for writing in a process whose parent is its writer, and does not write meanwhile."""
+    """Open a run directory for writing in a child process; the parent process holds the lock, and does not write meanwhile."""
     return Run(directory, FileLock(directory / LOCK, thread_local=False))
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether a run writes this path itself. A run has both config.json and system.json; other programs have the first too."""
+    """Return True if a run writes this path. A run has config.json and system.json; other programs may have the first."""
     own = {CONFIG, METRICS, WORKERS, WORKER_OUTPUT, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
     real = Path(os.path.realpath(path))
     runs = [root for root in real.parents if all(os.path.lexists(root / name) for name in (CONFIG, SYSTEM))]
@@ -309,7 +309,7 @@ def is_run_file(path: Path) -> bool:
 
 @cache
 def package_version(name: str) -> str | None:
-    """The installed version of a package, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -317,17 +317,17 @@ def package_version(name: str) -> str | None:
 
 
 def library_version() -> str:
-    """The version of polyak itself."""
+    """Return the version of polyak."""
     return package_version("polyak") or "unknown"
 
 
 def machine_shape() -> dict[str, Any]:
-    """What the bits of a result may depend on: the platform and the number of devices and processes."""
+    """Return platform and number of devices and processes, on which the bits of a result may depend."""
     return {"platform": jax.default_backend(), "devices": jax.device_count(), "processes": jax.process_count()}
 
 
 def describe_system(*, devices: bool = True) -> dict[str, Any]:
-    """Versions, machine and command line as JSON data, so that a result can be explained later; no environment variables.
+    """Return versions, machine and command line as JSON data, without environment variables.
 
     Args:
         devices: include JAX's devices. This starts JAX, after which their number can no longer be set.

@@ -1,4 +1,4 @@
-"""Reads and writes the JSON files of a run; whatever is wrong with one is a `RunError` that names it."""
+"""Reads and writes the JSON files of a run; errors are `RunError`s that name the file."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from polyak.storage.files import append, dump_json, parse_json, read_bytes, writ
 from polyak.storage.json import finite_or_none
 
 MAX_JSON_BYTES = 16 * 2**20
-"""The largest config, summary or system file that is read."""
+"""Maximum bytes of a config, summary or system file."""
 
 MAX_METRICS_BYTES = 2**31
 
 
 class RunError(Exception):
-    """A run directory cannot be created, opened, read or written: which, and why."""
+    """A run directory cannot be created, opened, read or written; the message names the path and the reason."""
 
 
 def make_directory(path: Path) -> None:
     """Create a directory for the owner only (0700) if it is missing.
 
     Raises:
-        RunError: a file is there, or it cannot be created.
+        RunError: the path is a file, or the directory cannot be created.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def make_directory(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
         RunError: the file is missing or damaged.
@@ -42,10 +42,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_object(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file by a JSON object, whole or not at all.
+    """Replace a file atomically by a JSON object.
 
     Raises:
-        RunError: it cannot be written, or is not JSON data.
+        RunError: the file cannot be written, or the value is not JSON data.
     """
     try:
         data = dump_json(dict(value), path.name)
@@ -55,7 +55,7 @@ def write_object(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file, each with its `env_steps`; an incomplete last line is skipped.
+    """Read the rows of a metrics file, each with its `env_steps`; an incomplete last line is skipped.
 
     Raises:
         RunError: a line is damaged.
@@ -73,7 +73,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def drop_rows_after(path: Path, env_steps: int) -> None:
-    """Drop the rows after this step, and damaged ones (a power cut leaves some) with a warning.
+    """Drop the rows after a step, and rows that a power cut has damaged, with a warning.
 
     Raises:
         RunError: the file cannot be read or written.
@@ -94,7 +94,7 @@ def drop_rows_after(path: Path, env_steps: int) -> None:
 
 
 def drop_incomplete_line(path: Path) -> None:
-    """Cut off the part of a row that a killed writer left, so that the next row starts a line."""
+    """Remove an incomplete last row, which a killed writer leaves, so that the next row starts a line."""
     if os.path.lexists(path):
         os.truncate(path, _read(path, MAX_METRICS_BYTES).rfind(b"\n") + 1)
 

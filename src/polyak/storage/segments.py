@@ -1,6 +1,6 @@
-"""Segments: large arrays in parts, in files that are named by their content and shared by checkpoints.
+"""Segments: parts of large arrays, in files that are named by the hash of their content and shared by checkpoints.
 
-A part that has not changed since the last checkpoint has a file already, so it is not written again.
+A part that has not changed since the last checkpoint already has a file, and is not written again.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from polyak.storage.leaves import Leaf
 SEGMENTS = "segments"
 
 SEGMENT_BYTES = 4 * 2**20
-"""Bytes of a segment; the last one of an array is shorter."""
+"""Bytes of a segment; the last segment of an array is shorter."""
 
 MIN_BYTES = 4096
-"""Arrays of fewer bytes are not worth a file."""
+"""Minimum bytes of an array to be written in segments."""
 
 _NAME = re.compile(r"\.?[0-9a-f]{64}(\.[0-9a-f]{8})?\Z")
 
 
 def write_segments(root: Path, data: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Write the parts of an array that have no file yet; returns the names of all. `sync_segments` makes them durable.
+    """Write the parts of an array that have no file yet; returns the names of all parts. `sync_segments` syncs the names.
 
-    A file of a part's name is compared with it, and replaced if it was damaged: what is saved can be read back.
+    An existing file is compared with the part, and replaced if it is damaged.
 
     Raises:
         OSError: for example, the disk is full.
@@ -70,10 +70,10 @@ def sync_segments(root: Path) -> None:
 
 
 def read_segments(root: Path, leaf: Leaf, segment_bytes: int) -> npt.NDArray[np.uint8]:
-    """The bytes of an array, each segment verified.
+    """Read the bytes of an array, and verify each segment.
 
     Raises:
-        ValueError: a segment is missing, or has other bytes than when it was written; its file is named.
+        ValueError: a segment is missing or damaged; the message names its file.
     """
     check_segments(root, [leaf], segment_bytes)
     data, start = np.empty(leaf.data_nbytes, np.uint8), 0
@@ -87,10 +87,10 @@ def read_segments(root: Path, leaf: Leaf, segment_bytes: int) -> npt.NDArray[np.
 
 
 def check_segments(root: Path, leaves: Iterable[Leaf], segment_bytes: int) -> None:
-    """Check that every segment is there, with the bytes that the leaves declare; the contents are not read.
+    """Check that every segment exists, with the size that the leaves declare, without reading its content.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a segment is missing, or has another size.
     """
     for leaf in leaves:
         for name, size in _sizes(leaf, segment_bytes):
@@ -105,7 +105,7 @@ def check_segments(root: Path, leaves: Iterable[Leaf], segment_bytes: int) -> No
 
 
 def _sizes(leaf: Leaf, segment_bytes: int) -> list[tuple[str, int]]:
-    """Name and bytes of each segment; none of a leaf in the file of arrays."""
+    """Return name and bytes of each segment; empty for a leaf in the file of arrays."""
     if not leaf.segments:
         return []
     starts = range(0, leaf.data_nbytes, segment_bytes)
@@ -113,7 +113,7 @@ def _sizes(leaf: Leaf, segment_bytes: int) -> list[tuple[str, int]]:
 
 
 def remove_unlisted(root: Path, listed: set[str]) -> None:
-    """Remove the segments that no checkpoint lists, and what killed saves left."""
+    """Remove the segments that no checkpoint lists, and the remains of killed saves."""
     folder = root / SEGMENTS
     if folder.is_dir() and not folder.is_symlink():
         for name in set(os.listdir(folder)) - listed:

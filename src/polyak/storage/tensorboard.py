@@ -1,4 +1,4 @@
-"""The records of a TensorBoard event file: scalars and histograms, as bytes that the caller appends.
+"""Creates the records of a TensorBoard event file, scalars and histograms, as bytes that the caller appends.
 
 TensorBoard's own `EventFileWriter` writes from a thread, so its caller never sees that the disk is full.
 """
@@ -15,17 +15,17 @@ from polyak.core.types import Histogram
 
 
 def file_start(wall_time: float) -> bytes:
-    """The record that starts an event file."""
+    """Return the record that starts an event file."""
     return _record(Event(wall_time=wall_time, file_version="brain.Event:2"))
 
 
 def restart(wall_time: float, step: int) -> bytes:
-    """The record that makes TensorBoard discard what earlier files hold from this step on."""
+    """Return the record that makes TensorBoard discard values of earlier files from `step` on."""
     return _record(Event(wall_time=wall_time, step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 def summary(wall_time: float, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]) -> bytes:
-    """The record of one value for each tag at one step."""
+    """Return the record of one value for each tag at one step."""
     with np.errstate(over="ignore"):  # A scalar is stored in 32 bits.
         values = [Summary.Value(tag=tag, simple_value=float(np.float32(value))) for tag, value in scalars.items()]
     values += [Summary.Value(tag=tag, histo=_histogram(x)) for tag, x in histograms.items()]
