@@ -93,8 +93,8 @@ def test_what_depends_on_the_number_of_rows_alone_is_made_when_it_is_known():
         (lambda x: (jnp.broadcast_to(jnp.float32(1), (2 * x.shape[0], 4)).sum(0)[None] + x,), "or rows, got 2[*]rows"),
         (lambda x: ((x.astype(jnp.bfloat16) * 2).astype(jnp.float32),), "got 'convert_element_type' in bfloat16"),
         (lambda x: (x.astype(jnp.float16).astype(jnp.float32),), "got 'convert_element_type' in float16"),
-        (lambda x: (x.astype(jnp.uint8).astype(jnp.float32),), r"to uint8 only what is clipped to \[0, 255\]"),
-        (lambda x: (jnp.minimum(x, 7).astype(jnp.int8),), r"to int8 only what is clipped to \[-128, 127\]"),
+        (lambda x: (x.astype(jnp.uint8).astype(jnp.float32),), r"to uint8 only numbers clipped to \[0, 255\]"),
+        (lambda x: (jnp.minimum(x, 7).astype(jnp.int8),), r"to int8 only numbers clipped to \[-128, 127\]"),
     ],
 )
 def test_an_operation_without_a_translation_is_rejected_by_name(function, said):

@@ -1,4 +1,4 @@
-"""The file of an exported policy: a zip archive without compression of a JSON header and plain members, each with its hash."""
+"""The file of an exported policy: an uncompressed zip archive of a JSON header and plain members, each with its hash."""
 
 import hashlib
 import io
@@ -27,24 +27,24 @@ from polyak.storage.files import dump_json, parse_json, read_bytes, write_file
 FORMAT = 1
 HEADER = "header.json"
 MAX_BYTES = 2**31 - 1
-"""The largest file that is written or read."""
+"""Maximum bytes of a file."""
 
 MAX_HEADER_BYTES = 16 * 2**20
 
 MAX_ROW_BYTES = 2**28
-"""The largest row of one array (an observation, a part of a carry) that a file may declare."""
+"""Maximum bytes of one row of an array (an observation, a part of a carry) that a file may declare."""
 
 MAX_DIMENSIONS = 32
 
 ONNX_HASH = ("polyak_sha256", "0" * 64)
-"""The metadata entry of an ONNX file that `seal_onnx` fills in."""
+"""Metadata entry of an ONNX file; `seal_onnx` fills in the hash."""
 
 Kind = Literal["stablehlo", "onnx", "numpy"]
 
 SPEC_CLASSES: tuple[type, ...] = (
     *(spaces.EnvSpec, spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple),
 )
-"""The classes that the spaces in a file may use."""
+"""Classes that the spaces in a file may use."""
 
 _NOT_A_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, struct.error, OverflowError)
 
@@ -53,21 +53,21 @@ _ONNX_HASH_ENTRY = re.compile(ONNX_HASH[0].encode() + rb"\x12\x40([0-9a-f]{64})"
 
 
 class ExportError(Exception):
-    """An exported policy cannot be written or read: which file, and why."""
+    """An exported policy cannot be written or read; the message names the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """The contents of a file.
+    """The contents of an exported file.
 
     Attributes:
         kind: the format of the policy.
-        spec: the spaces it acts in.
-        inputs: name, and shape and dtype without the first axis, of each input array.
-        outputs: likewise of each output array.
-        about: the run it came from, and settings that its reader needs.
-        members: the files in it, by name.
-        jax_version: of the JAX that wrote it.
+        spec: spec of the environment.
+        inputs: shape and dtype, without the first axis, of each input array, by name.
+        outputs: shape and dtype, without the first axis, of each output array, by name.
+        about: information about the run, and settings for the reader.
+        members: files in the archive, by name.
+        jax_version: version of JAX that wrote the file.
     """
 
     kind: Kind
@@ -80,7 +80,7 @@ class Export:
 
 
 def make_header(export: Export) -> dict[str, Any]:
-    """The header of the file, as JSON data."""
+    """Return the header of the file, as JSON data."""
     return {
         "polyak_export": FORMAT,
         "kind": export.kind,
@@ -95,25 +95,25 @@ def make_header(export: Export) -> dict[str, Any]:
 
 
 def write_export(path: Path, export: Export) -> None:
-    """Write the file, replacing an existing one whole or not at all.
+    """Write the file atomically, replacing an existing file.
 
     Raises:
-        ExportError: it cannot be written there.
+        ExportError: the file cannot be written.
     """
     header = dump_json(make_header(export), str(path))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in {HEADER: header, **export.members}.items():
-            # Always the same date: the same policy is the same bytes.
+            # A constant date: equal policies give equal bytes.
             archive.writestr(zipfile.ZipInfo(name), data)
     replace_file(path, buffer.getvalue())
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
+    """Write a file atomically.
 
     Raises:
-        ExportError: it is too large, the disk is full, or something other than a plain file is there.
+        ExportError: the data are too large, the disk is full, or the path is no plain file.
     """
     if len(data) > MAX_BYTES:
         raise ExportError(f"{path}: {len(data)} bytes; at most {MAX_BYTES} are written")
@@ -124,16 +124,16 @@ def replace_file(path: Path, data: bytes) -> None:
             raise FileExistsError("exists and is not a plain file; a file was wanted")
         write_file(path, data, shared=True)
     except OSError as error:
-        # Not the whole error, which names the temporary file.
+        # Only `strerror`, as the full error names the temporary file.
         raise ExportError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def read_export(path: str | os.PathLike[str]) -> Export:
-    """The exported policy in a file. Nothing in it is run; each member is compared with its SHA-256, the header with its CRC.
+    """Read an exported file without running anything; each member is compared with its SHA-256, the header with its CRC.
 
     Raises:
-        ExportError: the file is missing, is no exported policy, is damaged, is of a newer version of polyak, or declares other
-            arrays than those of its spaces.
+        ExportError: the file is missing, is no exported policy, is damaged, is from a newer version of polyak, or declares
+            arrays that do not fit its spaces.
     """
     what = str(path)
     data = b""
@@ -160,7 +160,7 @@ def read_export(path: str | os.PathLike[str]) -> Export:
 
 
 def to_members(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
-    """Each array as a `.npy` file, which `numpy.load` opens too."""
+    """Convert each array to a `.npy` file, which `numpy.load` can open."""
     members = {}
     for name, array in arrays.items():
         buffer = io.BytesIO()
@@ -170,7 +170,7 @@ def to_members(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
 
 
 def from_members(members: Mapping[str, bytes], what: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of `.npy` files, never objects.
+    """Read the arrays of `.npy` files, without pickled objects.
 
     Raises:
         ExportError: a member is not an array.
@@ -182,7 +182,7 @@ def from_members(members: Mapping[str, bytes], what: str) -> dict[str, npt.NDArr
 
 
 def seal_onnx(model: bytes) -> bytes:
-    """An ONNX file whose metadata entry `ONNX_HASH` holds the SHA-256 of the file with zeros in that entry."""
+    """Fill in the metadata entry `ONNX_HASH` with the SHA-256 of the file in which this entry is zero."""
     return model.replace(ONNX_HASH[1].encode(), hashlib.sha256(model).hexdigest().encode(), 1)
 
 
@@ -200,11 +200,11 @@ def _read_members(data: bytes) -> dict[str, bytes]:
         names = [info.filename for info in infos]
         if len(set(names)) != len(names):
             raise ValueError("two members have the same name")
-        # Otherwise one part of the file could be many members.
+        # Otherwise several members could share one part of the file.
         if sum(info.file_size for info in infos) > len(data):
             raise ValueError("its members are compressed, or together larger than the file")
         for info in infos:
-            # Compressed, a small file could become a huge one.
+            # A small compressed file could expand to a huge one.
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise ValueError(f"{info.filename!r} is compressed or encrypted")
             if info.filename == HEADER and info.file_size > MAX_HEADER_BYTES:
@@ -270,7 +270,7 @@ def _space_kinds(name: str, space: Space) -> _Kinds:
 
 
 def _check_arrays(spec: EnvSpec, inputs: _Kinds, outputs: _Kinds, what: str) -> None:
-    """Inputs are the observation, and of a recurrent policy `first` and the carry; outputs are action and carry."""
+    """Check that inputs are the observation (and `first` and the carry if recurrent), and outputs are action and carry."""
     action = _space_kinds("action", spec.action)
     carry = outputs[len(action) :]
     wanted = _space_kinds("obs", spec.obs) + ([("first", (), "b"), *carry] if carry else [])

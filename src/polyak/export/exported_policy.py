@@ -22,12 +22,12 @@ from polyak.policies.predict import AsPython, first_of_batch, obs_batch
 @short_repr("spec", "carry_spec")
 @dataclass(frozen=True, repr=False)
 class ExportedPolicy:
-    """A greedy policy whose `predict` returns what `predict` of the policy it was exported from returned.
+    """A greedy policy from a file; `predict` returns the same actions as `predict` of the original policy.
 
     Attributes:
-        spec: the spaces.
-        function: the outputs of an `ExportFunction` for its inputs, arrays `[N, ...]`.
-        carry_spec: shape and dtype of each array of the carry, without the first axis; empty if it is not recurrent.
+        spec: spec of the environment.
+        function: maps the inputs of an `ExportFunction` to its outputs, arrays `[N, ...]`.
+        carry_spec: shape and dtype of each array of the carry, without the first axis; empty if the policy is not recurrent.
     """
 
     spec: EnvSpec
@@ -35,22 +35,23 @@ class ExportedPolicy:
     carry_spec: Mapping[str, jax.ShapeDtypeStruct]
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The carry at the start of episodes, of zeros; `predict` with `carry=None` ignores the numbers."""
+        """Return a carry of zeros for the start of episodes; `predict` with `carry=None` ignores the numbers."""
         return tuple(np.zeros((batch_size, *x.shape), x.dtype) for x in self.carry_spec.values())
 
     def predict(
         self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
     ) -> tuple[Any, PyTree]:
-        """The environment's action for one observation or a batch of them, and the carry for the next call.
+        """Return the environment's action for one observation or a batch of observations, and the carry for the next call.
 
         Args:
             obs: an observation of the environment.
             carry: returned by the previous call; None at the start of an episode.
-            first: one bool per observation, True where an episode begins: its carry is reset.
-            key: not used; for samples, which a policy that was not exported can draw.
+            deterministic: must be True.
+            first: one bool per observation, True if an episode begins, which resets its carry.
+            key: not used; other policies use it to sample actions.
 
         Raises:
-            TypeError, ValueError: as `predict` of any policy; `deterministic=False`, because the file holds no distribution.
+            TypeError, ValueError: see `predict` of other policies; or `deterministic=False`, as the file has no distribution.
         """
         if not deterministic:
             raise ValueError("predict: an exported policy is greedy; got deterministic=False")
@@ -62,14 +63,14 @@ class ExportedPolicy:
         if self.carry_spec:
             inputs += [resets, *self._carry_arrays(carry, size)]
         outputs = self.function(*inputs)
-        # Copied, because NumPy views of JAX arrays are read-only.
+        # Copies, because NumPy views of JAX arrays are read-only.
         leaves = map(np.array, outputs)
         action = map_space(lambda leaf: _in_dtype(leaf, next(leaves)), self.spec.action)
         next_carry = tuple(outputs[len(outputs) - len(self.carry_spec) :])
         return (action if batch else only_value(self.spec.action, action)), next_carry
 
     def as_python(self) -> AsPython:
-        """The policy as a plain NumPy callable with agents' observations and actions, e.g. for a `PythonPolicy`."""
+        """Return the policy as a NumPy callable with agents' observations and actions, for a `PythonPolicy`."""
 
         def act(time_step: TimeStep, carry: PyTree, seed: int) -> tuple[PyTree, PyTree]:
             action, carry = self.predict(self.spec.native_obs(time_step.obs), carry, first=np.asarray(time_step.first))
@@ -92,10 +93,10 @@ def _in_dtype(leaf: Leaf, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
-    """The policy in a file that `polyak export` wrote as stablehlo or numpy; nothing in the file is run before its checks.
+    """Load a policy that `polyak export` wrote as stablehlo or numpy; the file is checked before anything runs.
 
     Raises:
-        ExportError: the file is missing, damaged, of another format, or does not fit the spaces in it.
+        ExportError: the file is missing, damaged, of another format, or does not fit its spaces.
     """
     export, what = read_export(path), str(path)
     carry_spec = {name: x for name, x in export.inputs.items() if name.startswith("carry")}

@@ -1,4 +1,4 @@
-"""Which arrays and settings the NumPy format holds for given spaces; loading a file needs this, and no network library."""
+"""The arrays and settings of the NumPy format for given spaces; independent of network libraries, to load files."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 
 
 def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The settings and arrays of the format that follow from the spaces, and from whether the network bounds its means.
+    """Return the settings and arrays of the format that depend on the spaces and on `squash_mean`.
 
     Raises:
-        ValueError: the format does not cover these spaces.
+        ValueError: the format does not support these spaces.
     """
     if not isinstance(spec.obs, Box):
         raise ValueError(f"the observation is {spec.obs}"[:300])
@@ -30,23 +30,23 @@ def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any]
         raise ValueError(f"squash_mean needs finite bounds, got {action}")
     about = {"action": "box", "shape": list(action.shape), "dtype": str(action.dtype), "divide": divide}
     bounds = {name: x.reshape(1, -1) for name, x in zip(("low", "high"), action.float32_bounds, strict=True)}
-    # Means squashed into the bounds are means squashed into ±1 and scaled to the bounds.
+    # Squashing into the bounds equals squashing into ±1 and scaling to the bounds.
     return {**about, "rescale": squash_mean or spec.action_scaling == "rescale"}, bounds
 
 
 def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Check that settings and arrays from a file are those of a policy in these spaces, whatever the numbers.
+    """Check that settings and arrays from a file fit a policy for these spaces.
 
     Raises:
-        ValueError: which part of them is not.
+        ValueError: a setting or an array does not fit; the message names it.
     """
     settings, bounds = describe_spaces(spec, squash_mean=about.get("squash_mean") is True)
     if isinstance(spec.obs, Box) and spec.obs.dtype == np.uint8 and about.get("divide") == 255.0:
-        settings["divide"] = 255.0  # for all bytes, in files of versions before the largest bound was taken
+        settings["divide"] = 255.0  # Files of older versions always divide by 255, not by the largest bound.
     wrong = [name for name, value in settings.items() if about.get(name) != value]
     wrong += [name for name, x in bounds.items() if not np.array_equal(arrays.get(name, ()), x)]
     if wrong:
-        raise ValueError(f"{', '.join(wrong)} are not those of the spaces")
+        raise ValueError(f"{', '.join(wrong)} do not fit the spaces")
     layers = about.get("layers")
     if type(layers) is not int or not 0 <= layers < len(arrays):
         raise ValueError(f"layers is {layers!r}")

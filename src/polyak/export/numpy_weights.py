@@ -1,4 +1,4 @@
-"""NumPy arrays of a policy that is a stack of dense layers: its weights, normalization and action scaling."""
+"""Extracts the NumPy arrays of a policy of dense layers: weights, normalization and action scaling."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from polyak.policies.numpy_network import has_plain_layers, network_arrays
 
 
 def numpy_weights(policy: Any, spec: EnvSpec) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """`(about, arrays)`, the settings and arrays from which `polyak.policies.numpy_reader` computes the greedy action.
+    """Return `(about, arrays)`, the settings and arrays from which `polyak.policies.numpy_reader` computes the greedy action.
 
     Raises:
-        ValueError: the policy is not an `MLP` or `Actor` from one vector to one Discrete or Box action, and why.
+        ValueError: the policy is not an `MLP` or `Actor` from one vector to one Discrete or Box action.
     """
     inner: Any = policy.policy if isinstance(policy, Greedy) else policy
     try:

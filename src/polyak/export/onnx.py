@@ -1,6 +1,6 @@
-"""A function of arrays as an ONNX model for any batch size: its traced operations, translated one by one.
+"""Translates a function of arrays to an ONNX model for any batch size, one traced operation at a time.
 
-Own code instead of jax2onnx and tf2onnx: it needs `onnx` alone, and an operation without a translation is an error by name.
+Unlike jax2onnx and tf2onnx, this needs only `onnx`, and names operations that have no translation.
 """
 
 import math
@@ -20,14 +20,14 @@ from polyak.export.archive import ONNX_HASH, ExportError, seal_onnx
 from polyak.export.onnx_operations import OPERATIONS, Graph
 
 OPSET, IR_VERSION = 18, 9
-"""Of 2022 and 2023, so that older ONNX runtimes read them."""
+"""Versions of 2022 and 2023, which older ONNX runtimes can read."""
 
 ROWS = "rows"
 
-# Calls of a function, which are inlined. A loop is not one: it runs its body more than once.
+# Calls of a function, which are inlined; without loops, which run their body more than once.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
-# Operations that move or round numbers, and how they change bounds.
+# Operations that move or round numbers, and their effect on bounds.
 _KEEP_BOUNDS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand", "Transpose", "Slice"), float),
     **{"Round": np.rint, "Floor": np.floor, "Ceil": np.ceil},
@@ -43,13 +43,13 @@ def model(
     """Translate a function of arrays `[N, ...]`, for any N, to an ONNX file.
 
     Args:
-        inputs: shapes and dtypes without the first axis, which the model calls `rows`; the names are the model's.
+        inputs: shapes and dtypes, by name, without the first axis, which is named `rows` in the model.
         outputs: shapes without the first axis, and the dtypes that the function's outputs are cast to. An output with the name
             of an input, such as a carry, is named `next_...`.
         about: entries of the file's metadata.
 
     Raises:
-        ExportError: an operation has no translation, by the name of JAX's primitive.
+        ExportError: an operation has no translation; the message names JAX's primitive.
     """
     (rows,) = export.symbolic_shape(ROWS)
     arguments = [jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for x in inputs.values()]
@@ -86,7 +86,7 @@ def _literal(literal: Any) -> npt.NDArray[Any]:
 
 
 class _Nodes(Graph):
-    """Nodes in the order of computation. A value is the name of a node's output, or a NumPy array if it is constant."""
+    """Nodes in the order of computation. A value is the name of a node's output, or a NumPy array for a constant."""
 
     def __init__(self, batch_input: str) -> None:
         self._batch_input = batch_input
@@ -132,7 +132,7 @@ class _Nodes(Graph):
         return self._run(program.jaxpr, [np.asarray(x) for x in program.consts], inputs)
 
     def needed(self, outputs: Iterable[str]) -> tuple[list[Any], list[Any]]:
-        """The nodes and constants that these outputs depend on."""
+        """Return the nodes and constants on which the outputs depend."""
         wanted, nodes = set(outputs), []
         for node in reversed(self._nodes):
             if wanted & set(node.output):

@@ -1,4 +1,4 @@
-"""The translation of each JAX primitive to ONNX nodes; others have none."""
+"""Translations of JAX primitives to ONNX nodes."""
 
 import string
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from polyak.export.archive import ExportError
 
 @runtime_checkable
 class Graph(Protocol):
-    """The graph that translations add nodes to. A value is the name of a node's output, or a NumPy array."""
+    """The graph to which translations add nodes. A value is the name of a node's output, or a NumPy array."""
 
     def add(self, operation: str, inputs: Sequence[Any], *, name: str = "", **attributes: Any) -> str:
-        """Add a node; returns its one output."""
+        """Add a node; returns its only output."""
         ...
 
     def split(self, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
@@ -22,11 +22,11 @@ class Graph(Protocol):
         ...
 
     def rows(self, size: Any) -> str:
-        """The batch size as a vector of one integer; an ExportError if `size` is not the batch size."""
+        """Return the batch size as a vector of one integer; raises ExportError if `size` is not the batch size."""
         ...
 
     def bounds(self, x: Any) -> tuple[float, float]:
-        """Known lower and upper bound of all numbers in `x`."""
+        """Return the known lower and upper bound of all numbers in `x`."""
         ...
 
     def cast(self, x: Any, dtype: Any) -> str:
@@ -57,7 +57,7 @@ def _reshape(graph: Graph, x: Any, shape: Sequence[Any]) -> Any:
 
 
 def _broadcast_in_dim(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
-    """Add axes by a reshape, then expand; expanding an axis to 1 leaves its length."""
+    """Add axes by a reshape, then expand; expanding an axis to 1 keeps its length."""
     shape, places = equation.params["shape"], equation.params["broadcast_dimensions"]
     sizes = dict(zip(map(int, places), equation.invars[0].aval.shape, strict=True))
     aligned = [sizes.get(i, 1) for i in range(len(shape))]
@@ -92,7 +92,7 @@ def _convert(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     if old.kind == "f" and new.kind in "iu":
         (low, high), limits = graph.bounds(inputs[0]), np.iinfo(new)
         if not (limits.min <= low and high <= limits.max):
-            raise ExportError(f"export: format onnx casts to {new} only what is clipped to [{limits.min}, {limits.max}]")
+            raise ExportError(f"export: format onnx casts to {new} only numbers clipped to [{limits.min}, {limits.max}]")
     return graph.cast(inputs[0], new)
 
 

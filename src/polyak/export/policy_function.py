@@ -1,4 +1,4 @@
-"""A greedy policy as a pure function of arrays: the environment's observation in, its action out, with the carry."""
+"""A greedy policy as a pure function of arrays, from the environment's observation and the carry to the action."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ class ExportFunction:
     """`outputs = function(*inputs)` for any batch size; normalizer, integer starts and action scaling are included.
 
     Attributes:
-        function: pure, of arrays `[N, ...]`.
-        inputs: name, and shape and dtype without the first axis: `obs` (or `obs/camera`, ... of a Dict or Tuple) as the
-            environment returns it. Of a recurrent policy also `carry/...` and `first`: where it is set, an episode begins and
-            the carry is ignored.
-        outputs: likewise: `action` (or `action/...`) as the environment takes it, and `carry/...` for the next step.
+        function: a pure function of arrays `[N, ...]`.
+        inputs: shapes and dtypes, by name, without the first axis: `obs` (or `obs/camera`, ... for a Dict or Tuple) in the
+            environment's form. Recurrent policies also have `carry/...` and `first`, which is True if an episode begins and the
+            carry is ignored.
+        outputs: shapes and dtypes, by name, without the first axis: `action` (or `action/...`) in the environment's form, and
+            `carry/...` for the next step.
     """
 
     function: Callable[..., tuple[Array, ...]]
@@ -30,10 +31,10 @@ class ExportFunction:
 
 
 def export_function(policy: Policy, spec: EnvSpec) -> ExportFunction:
-    """The mode of a policy's distribution as a function of arrays.
+    """Return the mode of a policy's distribution as a function of arrays.
 
     Raises:
-        ValueError: the environment has action masks, which a function of the observation cannot know.
+        ValueError: the environment has action masks, which are no input of the function.
     """
     if spec.has_action_mask:
         raise ValueError(f"export: {spec.id or 'the environment'} has action masks, which an exported policy does not take")

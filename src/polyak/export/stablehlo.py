@@ -1,4 +1,4 @@
-"""Functions of arrays to and from StableHLO programs for any batch size, on CPU and CUDA."""
+"""Converts functions of arrays to and from StableHLO programs for any batch size, on CPU and CUDA."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ MEMBER = "policy.jax_export"
 PLATFORMS = ("cpu", "cuda")
 ROWS = "rows"
 
-# The only outside call of a program that came from a policy: the check of its own shapes.
+# The only custom call in the program of a policy: the check of its shapes.
 _ALLOWED_CALLS = {"shape_assertion"}
-# Whole names: MLIR quotes those that are not words, and writes a quotation mark in one as \22.
+# Complete names: MLIR quotes names that are no words, and writes a quotation mark in a name as \22.
 _CALL = re.compile(r"\bstablehlo\.custom_call\s*@(?:\"([^\"]*)\"|([\w$.-]+))\(")
-# Anything that may be a call, in whatever form, or that waits for another program.
+# Any text that may be a call in another form, or that waits for another program.
 _POSSIBLE_CALL = re.compile(r"custom_call|\bstablehlo\.(?:infeed|outfeed|send|recv)\b")
 
 
@@ -25,6 +25,7 @@ def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStr
     """Serialize a function of arrays `[N, ...]`, for any N, with `jax.export`; JAX versions of the next half year read it.
 
     Args:
+        function: the function.
         inputs: shapes and dtypes without the first axis.
     """
     (rows,) = export.symbolic_shape(ROWS)
@@ -46,16 +47,16 @@ def load_program(
     *,
     writer: str = jax.__version__,
 ) -> Callable[..., Any]:
-    """Load a serialized function; it is compiled when it is called.
+    """Load a serialized function, which is compiled at its first call.
 
     Args:
         inputs: wanted shapes and dtypes without the first axis.
-        outputs: likewise.
-        what: the file's name in errors.
-        writer: version of the JAX that wrote it.
+        outputs: wanted shapes and dtypes without the first axis.
+        what: name of the file in errors.
+        writer: version of JAX that wrote the file.
 
     Raises:
-        ExportError: it cannot be read, has other inputs or outputs, or would call something outside itself (Python, say).
+        ExportError: the program cannot be read, has other inputs or outputs, or makes custom calls (to Python, for example).
     """
     try:
         exported = export.deserialize(bytearray(data))
@@ -65,7 +66,7 @@ def load_program(
         raise ExportError(f"{what}: {MEMBER} cannot be read by JAX {jax.__version__}{advice}: {error}") from None
     called = calls_in(text)
     if called or exported.ordered_effects or exported.unordered_effects:
-        raise ExportError(f"{what}: {MEMBER} would call {sorted(called) or 'Python'}; a policy calls nothing outside itself")
+        raise ExportError(f"{what}: {MEMBER} would call {sorted(called) or 'Python'}; a policy makes no custom calls")
     for name, avals, arrays in (("inputs", exported.in_avals, inputs), ("outputs", exported.out_avals, outputs)):
         got = [_describe(x.shape, x.dtype) for x in avals]
         wanted = [_describe((ROWS, *x.shape), x.dtype) for x in arrays.values()]
@@ -78,7 +79,7 @@ def load_program(
 
 
 def calls_in(text: str) -> set[str]:
-    """The outside calls in the text of a program; `""` stands for one that is not in the form that JAX writes."""
+    """Return the custom calls in the text of a program; `""` stands for a call in an unknown form."""
     calls = [quoted or bare for quoted, bare in _CALL.findall(text)]
     hidden = {""} if len(_POSSIBLE_CALL.findall(text)) != len(calls) else set()
     return (set(calls) - _ALLOWED_CALLS) | hidden

@@ -24,12 +24,12 @@ MAX_READER_BYTES = 2**20
 
 
 def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
-    """Write the policy; returns the files.
+    """Write a policy; returns the files.
 
     Raises:
-        ExportError, ValueError: the policy is not one for this format, or the file cannot be written, or would replace a
-            `numpy_reader.py` that is not polyak's.
-        ImportError: the extra is missing.
+        ExportError, ValueError: the format does not support the policy, the file cannot be written, or a `numpy_reader.py` that
+            polyak has not written would be replaced.
+        ImportError: the extra `onnx` is missing.
     """
     step = export_function(policy, spec)
     if kind == "numpy":
@@ -50,7 +50,7 @@ def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, abou
 
 
 def _reader_path(output: Path) -> Path:
-    """The path next to the weights, where only an earlier reader may be replaced."""
+    """Return the path of the reader, next to the weights; only an earlier reader may be replaced."""
     reader = output.with_name(READER)
     if reader == output:
         raise ExportError(f"{output}: the reader of the weights is written there; choose another --output")
