@@ -357,7 +357,7 @@ def test_an_environment_without_spaces_or_of_another_package():
 
     with pytest.raises(TypeError, match=r"Bare: env 0 has no observation_space; set it to a gymnasium\.spaces\.Space"):
         envs.make(Bare)
-    with pytest.raises(ValueError, match="if it is of another package, name that too: 'package:Empty-5x5-v7'"):
+    with pytest.raises(ValueError, match="if another package registers it, write 'package:Empty-5x5-v7'"):
         envs.make("Empty-5x5-v7")
 
 

@@ -181,7 +181,7 @@ def test_an_older_name_of_the_ale_is_told_what_it_is_called(monkeypatch):
     # As in a process that has not imported ale-py yet, which registers the name.
     monkeypatch.delitem(gymnasium.registry, older.id)
     monkeypatch.setattr(host_batches, "names", lambda: {"atari": [gymnasium.registry.setdefault(older.id, older).id]})
-    with pytest.raises(ValueError, match="take 'ALE/Breakout-v5', or the ALE's older 'ale_py:BreakoutNoFrameskip-v4' without"):
+    with pytest.raises(ValueError, match="use 'ALE/Breakout-v5', or the ALE's older 'ale_py:BreakoutNoFrameskip-v4' without"):
         envs.make(older.id)
 
 
@@ -205,7 +205,7 @@ def test_dynamics_are_rejected_with_the_call_that_makes_an_environment_of_them(d
 @pytest.mark.parametrize("name", ["CartPole-v1", "jax/CartPole-v1"])
 def test_what_make_has_made_is_not_made_again(name):
     env = envs.make(name, num_envs=2)
-    with pytest.raises(TypeError, match=r"make: id is an environment of make already, of \S+; use it as it is"):
+    with pytest.raises(TypeError, match=r"make: id is already an environment created by make \(\S+\); use it directly"):
         envs.make(env)
 
 

@@ -130,7 +130,7 @@ class Impure(Growing):
 
 @pytest.mark.parametrize("how", ["number", "constant"])
 def test_dynamics_with_side_effects_in_python_are_reported(how):
-    with pytest.raises(ValueError, match=r"growing: step\(\) must be a pure function, but traced twice it gives two programs"):
+    with pytest.raises(ValueError, match=r"growing: step\(\) must be a pure function, but two traces gave two programs"):
         envs.check_env(AutoReset(Impure(how), 2))
 
 

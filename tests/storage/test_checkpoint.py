@@ -301,7 +301,7 @@ def test_a_damaged_newest_is_replaced_by_the_next_save(saved):
 
 def test_swapped_checkpoints_are_reported_as_damaged(saved):
     os.rename(saved / layout.directory_name(1), saved / layout.directory_name(9))
-    with pytest.warns(UserWarning, match=r"step 3; damaged: .*that of step 1"):
+    with pytest.warns(UserWarning, match=r"step 3; damaged: .*belongs to step 1"):
         assert restore(saved, state(0)).step == 3
 
 

@@ -21,13 +21,13 @@ class Atari:
         frameskip: number of emulator frames for which an action is repeated; their rewards are summed.
         maxpool: each image is the maximum of the last two frames, as some sprites are drawn in every other frame.
         noop_max: a game starts with a random number of NOOP frames, at most this many.
-        use_fire_reset: FIRE is pressed at the start of an episode, also after a lost life, in games that have it.
-        episodic_life: a lost life ends the agent's episode; the next one continues the game.
+        use_fire_reset: press FIRE at the start of an episode, also after a lost life, in games that have FIRE.
+        episodic_life: a lost life ends the agent's episode; the next episode continues the game.
         reward_clipping: the agent gets only the sign of the reward.
         img_height, img_width: size of the grey images.
-        stack_num: number of latest images in an observation, oldest first; black ones at the start of a game.
+        stack_num: number of latest images in an observation, oldest first; black images at the start of a game.
         repeat_action_probability: probability per frame that the emulator repeats the last action; 0.25 in all `-v5` names.
-        full_action_space: all 18 actions, not only those that the game uses.
+        full_action_space: use all 18 actions, not only the game's actions.
         max_num_frames_per_episode: emulator frames after which a game is truncated; half an hour by default.
         num_threads: 0 for one per core.
 
@@ -51,32 +51,32 @@ class Atari:
     max_num_frames_per_episode: int = integer(default=108_000)
     num_threads: int = integer(default=0, at_least=0, at_most=1024)
 
-    # Done here instead of in the ALE: its episodic_life starts a new game after every lost life, so that no agent would reach
-    # a second one, and its clipped rewards do not add up to the game's score.
+    # Implemented here, as the ALE's episodic_life starts a new game after every lost life, so that no agent would reach the
+    # second life, and the ALE's clipped rewards do not add up to the game's score.
     NOT_OF_THE_ALE: ClassVar[tuple[str, ...]] = ("noop_max", "episodic_life", "reward_clipping")
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     def make(self, game: str, num_envs: int) -> AtariVectorEnv:
-        """Create the ALE's environment: whole games, unclipped rewards, next-step autoreset."""
+        """Create the ALE's environment: complete games, unclipped rewards, next-step autoreset."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in self.NOT_OF_THE_ALE}
-        # It draws from 0 to noop_max - 1.
+        # The ALE draws from 0 to noop_max - 1.
         return AtariVectorEnv(game, num_envs, **own, noop_max=self.noop_max + 1, episodic_life=False, reward_clipping=False)
 
 
 class AtariBatch:
     """A batch of one Atari game with next-step autoreset.
 
-    The agent's episodes end with a life and its rewards are signs; `RawStep.record` has the points of whole games, for the
-    reported returns. In the step after a lost life the agent's action is ignored, as after any end of an episode, and the game
-    takes one step with FIRE (NOOP where it has no FIRE); if the game ends in that step, the agent's episode ends as it starts.
+    The agent's episodes end with a life and the agent's rewards are signs; `RawStep.record` has the points of complete games,
+    for the reported returns. In the step after a lost life the agent's action is ignored, as after any end of an episode, and
+    the game takes one step with FIRE (NOOP if the game has no FIRE); if the game ends in this step, so does the new episode.
 
     Args:
-        game: its name in the ALE, such as `"ms_pacman"`.
-        num_envs: how many.
-        settings: of the preprocessing.
-        name: its name in errors.
+        game: name of the game in the ALE, such as `"ms_pacman"`.
+        num_envs: number of environments.
+        settings: settings of the preprocessing.
+        name: name of the environment in errors.
     """
 
     def __init__(self, game: str, num_envs: int, settings: Atari, name: str) -> None:
@@ -95,11 +95,11 @@ class AtariBatch:
         self._start, self._total = 0, num_envs
 
     def probe(self) -> bool:
-        """There are no action masks."""
+        """Return False: there are no action masks."""
         return False
 
     def seeds(self, seed: int) -> list[int]:
-        """The seed of each game, of 31 bits as the ALE takes."""
+        """Return a seed of 31 bits, which the ALE accepts, for each game."""
         return [seed >> 1 for seed in seeds_of(seed, self._total)[self._start : self._start + self.num_envs]]
 
     def take_part(self, start: int, total: int) -> None:
@@ -135,5 +135,5 @@ class AtariBatch:
         raise ValueError(f"{self.name}: snapshots of Atari games cannot be restored")
 
     def close(self) -> None:
-        """End the threads, which exist as long as the ALE's object."""
+        """Delete the ALE's object, which ends its threads."""
         self._env.ale = None

@@ -1,4 +1,4 @@
-"""Next-step autoreset around batched dynamics, which makes them an `Env`."""
+"""Wraps batched dynamics with next-step autoreset, as an `Env`."""
 
 import dataclasses
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -53,13 +53,13 @@ class MaskedDynamics(Dynamics, Protocol):
     """Dynamics whose `spec` sets `has_action_mask`."""
 
     def action_mask(self, state: PyTree) -> PyTree:
-        """The action mask of the state, in the tree of the action space; it allows an action, also in a final state."""
+        """Return the action mask of the state, as a tree like the action space; allows an action in a final state too."""
         ...
 
 
 @struct
 class AutoResetState:
-    """The dynamics' state, and which environments reset on the next step because their episode ended."""
+    """The dynamics' state, and flags of environments that reset on the next step because their episode ended."""
 
     dynamics: PyTree
     last: Any
@@ -67,9 +67,9 @@ class AutoResetState:
 
 @struct
 class AutoReset:
-    """An `Env` of batched dynamics: after the end of an episode the next step ignores the action and resets.
+    """An `Env` of batched dynamics; the step after the end of an episode ignores the action and resets.
 
-    Every step computes initial states for all environments and selects with `where`, which is cheaper than a branch, on an
+    Every step computes initial states for all environments and selects with `where`, which is cheaper than a branch on an
     accelerator and in a compiled loop on a CPU.
 
     Raises:
@@ -89,7 +89,7 @@ class AutoReset:
 
     @property
     def spec(self) -> EnvSpec:
-        """The spaces of one environment; without a name it has that of its class."""
+        """Spec of one environment; the default name is the name of the dynamics' class."""
         spec = self.dynamics.spec
         return dataclasses.replace(spec, id=spec.id or type(self.dynamics).__name__, action_scaling=self.action_scaling)
 
@@ -103,10 +103,10 @@ class AutoReset:
         return AutoResetState(state, no), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
-        """Step every environment; those whose last time step was `last` reset instead."""
+        """Step every environment; environments whose last time step was `last` reset instead."""
         spec = self.spec
         check_actions(spec, action, self.num_envs)
-        # XLA removes the derivation of the key where the dynamics do not use it.
+        # XLA removes the derivation of the key if the dynamics do not use it.
         result = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
         _check_step(spec, state.dynamics, result, self.num_envs)
         after, reward, terminated, truncated = result
@@ -160,7 +160,7 @@ def _check_batched(spec: EnvSpec, state: PyTree, num_envs: int) -> None:
     """Check that every leaf of the dynamics' state is `[num_envs, ...]`.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a leaf has another shape.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.shape(leaf)[:1] != (num_envs,):
@@ -172,7 +172,7 @@ def _check_step(spec: EnvSpec, before: PyTree, result: Any, num_envs: int) -> No
     """Check that `step` of the dynamics returned `(state, reward, terminated, truncated)` and kept the state's types.
 
     Raises:
-        TypeError: it did not, or returned another dtype.
+        TypeError: `step` returned other values, or a value of another dtype.
         ValueError: a reward or flag does not have the shape `[num_envs]`.
     """
     if not isinstance(result, tuple | list) or len(result) != 4:
@@ -208,7 +208,7 @@ def check_masks(spec: EnvSpec, mask: PyTree, num_envs: int) -> None:
 
     Raises:
         TypeError: a mask is not bool.
-        ValueError: a mask is missing, of a part that has none, or not `[num_envs, n]`, with a flag for each choice.
+        ValueError: a mask is missing, belongs to a part without masks, or is not `[num_envs, n]`, one flag per choice.
     """
     what, arrays = f"{spec.id}: action_mask", action_specs(spec)
     if not jax.tree.leaves(mask):

@@ -1,4 +1,4 @@
-"""The names of environments, found without importing JAX or its libraries of environments."""
+"""Lists the names of environments without importing JAX or JAX environment libraries."""
 
 import importlib.util
 import inspect
@@ -11,13 +11,13 @@ JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0"
 
 
 def names() -> dict[str, list[str]]:
-    """The names that `make` knows, by source; those of other libraries only if they are installed."""
+    """Return the names that `make` knows, by source; names of other libraries are listed only if the library is installed."""
     import gymnasium
 
     register_atari()
-    # `make` also accepts the ALE's older names; there are hundreds, so they are not listed.
+    # `make` also accepts hundreds of older names of the ALE, which are not listed.
     atari = {name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py.")}
-    # Names of environments that Gymnasium no longer has: what should make them raises an error.
+    # Names of environments that Gymnasium has removed; their entry points raise an error.
     moved = {
         name
         for name, spec in gymnasium.registry.items()
@@ -34,7 +34,7 @@ def names() -> dict[str, list[str]]:
 
 
 def register_atari() -> bool:
-    """Register the Atari games with Gymnasium, which importing ale-py does; whether it is installed."""
+    """Register the Atari games with Gymnasium by importing ale-py; returns whether ale-py is installed."""
     if importlib.util.find_spec("ale_py") is None:
         return False
     import ale_py as ale_py
@@ -43,7 +43,7 @@ def register_atari() -> bool:
 
 
 def register_minatar() -> bool:
-    """Register MinAtar's games with Gymnasium, which importing MinAtar does not; whether it is installed."""
+    """Register MinAtar's games with Gymnasium, which importing MinAtar does not do; returns whether MinAtar is installed."""
     if importlib.util.find_spec("minatar") is None:
         return False
     import gymnasium

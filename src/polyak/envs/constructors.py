@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 JaxName: TypeAlias = Literal["jax/Acrobot-v1", "jax/CartPole-v1", "jax/MountainCar-v0", "jax/Pendulum-v1"]
-# What a file or an argument may request: more would fill the memory, or run for hours, before anything is trained.
+# Limits for arguments and files: more environments would fill the memory, or take hours to create.
 MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
 MAX_PROCESSES = 2**10
@@ -77,21 +77,22 @@ def make(
             Gymnasium's), a function without arguments that creates a `gymnasium.Env` (with `vectorization="async"` it runs in
             the workers), such an environment itself for `num_envs=1`, a `gymnasium.vector.VectorEnv`, also of EnvPool and
             SuperSuit, which sets `num_envs`, or an environment of gymnax, Brax or Jumanji.
-        num_envs: how many.
+        num_envs: number of environments.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
-        vectorization: of Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
-            a process each (`async`, faster only where a step takes milliseconds); `auto` is `own` where it exists, else `sync`.
-        timeout: seconds that a step or reset of an `async` environment may take.
+        vectorization: for Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
+            one process per environment (`async`, faster only if a step takes milliseconds); `auto` is `own` if it exists, else
+            `sync`.
+        timeout: maximum seconds of a step or reset of an `async` environment.
         nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
         out_of_bounds: how floats of observations outside their bounds are handled; see `GymnasiumEnv`.
-        drop_unsupported_obs: remove the entries of a Gymnasium Dict observation, and of Dicts in it, whose spaces are not
-            supported. None removes only texts, with a warning; False raises a `TypeError` for them too.
-        action_mask_key: the entry of a Gymnasium Dict observation that is its action mask; it is removed from the observation.
-            Masks in `info["action_mask"]` and of a method `action_masks()` are found without it.
+        drop_unsupported_obs: remove the entries of a Gymnasium Dict observation, and of nested Dicts, whose spaces are not
+            supported. None removes only texts, with a warning; False removes none, and unsupported spaces raise a `TypeError`.
+        action_mask_key: entry of a Gymnasium Dict observation that is the action mask, which is removed from the observation.
+            Masks in `info["action_mask"]` and from a method `action_masks()` need no key.
         info_metrics: names of numbers in the `info` of a Gymnasium environment, whose means become the metrics `env/NAME`.
-        env_kwargs: arguments of the environment's constructor, if `id` is a name; numbers of NumPy become Python's. Those of
-            `ALE/` are the fields of `envs.atari.Atari`.
-        import_modules: whether `"module:Name-v0"` may import the module, as in Gymnasium; pass False for a name from a file.
+        env_kwargs: arguments of the environment's constructor, if `id` is a name; NumPy numbers become Python numbers. For
+            `ALE/`, the arguments are the fields of `envs.atari.Atari`.
+        import_modules: allow `"module:Name-v0"` to import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
         An `Env` for environments in JAX, else a `HostEnv`.
@@ -107,7 +108,7 @@ def make(
     is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
-    # Numbers of Python, which a run stores, so that a resumed environment gets the same.
+    # Python numbers, which a run can store, so that a resumed environment gets equal arguments.
     settings = {k: v.item() if isinstance(v, np.number | np.bool_) else v for k, v in (env_kwargs or {}).items()}
     arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
     arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
@@ -135,23 +136,23 @@ def make(
 
 
 def _check_not_made(id: Any) -> None:
-    """Check that what `make` takes is neither an environment that it has made, nor dynamics.
+    """Check that the argument of `make` is neither an environment created by `make`, nor dynamics.
 
     Raises:
-        TypeError: it is; the message says what to use.
+        TypeError: the argument is one of these; the message says how to use it.
     """
-    if isinstance(getattr(id, "spec", None), EnvSpec):  # that of Gymnasium's environments is of another class
+    if isinstance(getattr(id, "spec", None), EnvSpec):  # Gymnasium's specs have another class.
         if isinstance(id, Dynamics):
             name = (id if isinstance(id, type) else type(id)).__name__
             raise TypeError(f"make: {name} is dynamics in JAX; pass AutoReset({name}(...), num_envs=...) in its place")
-        raise TypeError(f"make: id is an environment of make already, of {id.spec.id}; use it as it is")
+        raise TypeError(f"make: id is already an environment created by make ({id.spec.id}); use it directly")
 
 
 def _check_host_only(env: Any, arguments: Mapping[str, Any]) -> None:
-    """Check that the arguments of `make` for environments on the host have the values of their defaults.
+    """Check that arguments of `make` for host environments have their default values.
 
     Raises:
-        ValueError: one has another; its name and value.
+        ValueError: an argument has another value; the message has its name and value.
     """
     defaults = inspect.signature(make).parameters
     for name, value in arguments.items():
@@ -160,7 +161,7 @@ def _check_host_only(env: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def is_in_jax(env: Any) -> bool:
-    """Whether an environment, or what `make` takes, is written in JAX."""
+    """Return True if an environment, or an argument of `make`, is a JAX environment."""
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
     return isinstance(env, Env) or any(is_from(library, env) for library in JAX_LIBRARIES)

@@ -1,4 +1,4 @@
-"""A batch of environments: the interface, and one made of single environments, in this process or in worker processes."""
+"""A batch of environments: the interface, and a batch of single environments, in this process or in worker processes."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from polyak.envs.single_env import SingleEnv, SingleStep
 
 
 class RawStep(NamedTuple):
-    """What a batch returns from `reset` and `step`: new arrays in the environment's own dtypes, with values not checked yet.
+    """The result of a batch's `reset` and `step`: new arrays in the environment's dtypes, with unchecked values.
 
     Attributes:
         obs: the observation's arrays.
@@ -50,7 +50,7 @@ class Batch(Protocol):
         ...
 
     def seeds(self, seed: int) -> list[int]:
-        """The seed of each environment, or the one that all share."""
+        """Return the seed of each environment, or the single seed that all share."""
         ...
 
     def reset(self, seed: int) -> RawStep:
@@ -66,7 +66,7 @@ class Batch(Protocol):
         ...
 
     def save(self) -> list[Any] | None:
-        """Return snapshots in plain data, or None where there are none."""
+        """Return snapshots as plain data, or None if there are none."""
         ...
 
     def load(self, snapshots: list[Any]) -> None:
@@ -80,7 +80,7 @@ class Batch(Protocol):
 
 @runtime_checkable
 class EnvGroup(Protocol):
-    """Several `SingleEnv`, in this process or in others, whose methods are called together."""
+    """Several `SingleEnv`s, in this process or in worker processes, whose methods are called together."""
 
     spaces: list[tuple[Any, Any]]
 
@@ -94,10 +94,10 @@ class EnvGroup(Protocol):
 
 
 class InProcessEnvs:
-    """EnvGroup in this process, asked one after the other.
+    """An `EnvGroup` in this process, which calls one environment after another.
 
     Raises:
-        ValueError: two of them are one object.
+        ValueError: two environments are the same object.
     """
 
     def __init__(self, envs: Sequence[Any], name: str, options: EnvOptions) -> None:
@@ -117,7 +117,7 @@ class InProcessEnvs:
         return [getattr(env, method)(*args) for env, args in zip(self.envs, arguments, strict=True)]
 
     def close(self) -> None:
-        """Close every environment, even where one raises; then raise the first error."""
+        """Close every environment, even if one raises; then raise the first error."""
         envs, self.envs = self.envs, []
         errors = []
         for env in envs:
@@ -130,12 +130,12 @@ class InProcessEnvs:
 
 
 def _check_distinct(envs: Sequence[Any]) -> None:
-    """Check that no two of these environments are one object, whose episodes would be mixed."""
+    """Check that no two environments are the same object, which would mix their episodes."""
     first: dict[int, int] = {}
     for index, env in enumerate(envs):
         if (other := first.setdefault(id(env), index)) != index:
             raise ValueError(
-                f"make: every environment must be an object of its own, got one {type(env).__name__} as environments {other} "
+                f"make: every environment must be a separate object, got the same {type(env).__name__} as environments {other} "
                 f"and {index}; create a new one in each call of the function"
             )
 
@@ -143,15 +143,15 @@ def _check_distinct(envs: Sequence[Any]) -> None:
 class SingleBatch:
     """A batch of single environments.
 
-    In this process it does what Gymnasium's `SyncVectorEnv` does in less time, and errors name the environment. In worker
-    processes the same environments return the same bits.
+    In this process the batch is a faster `SyncVectorEnv` of Gymnasium whose errors name the environment. In worker processes
+    equal environments return the same bits.
 
     Raises:
         ValueError: the environments' spaces differ, or only some return action masks.
     """
 
     def __init__(self, group: EnvGroup, name: str) -> None:
-        # Snapshots are the same in this process and in workers.
+        # The format of snapshots is equal in this process and in workers.
         self.form = "single"
         self.group = group
         self.name = name
@@ -165,7 +165,7 @@ class SingleBatch:
 
     @functools.cached_property
     def leaves(self) -> list[ArraySpec]:
-        """The arrays of an observation; read only after the spaces were found to be supported."""
+        """The arrays of an observation; valid only for supported spaces."""
         return obs_leaves(self.obs_space)
 
     def probe(self) -> bool:
@@ -194,7 +194,7 @@ class SingleBatch:
         return stack_steps(self.leaves, self.group.call("step", arguments))
 
     def save(self) -> list[Any] | None:
-        """Return the environments' snapshots in plain data, or None where one has none."""
+        """Return the environments' snapshots as plain data, or None if an environment has no snapshot."""
         snapshots = self.group.call("save", self._no_arguments)
         return None if any(snapshot is None for snapshot in snapshots) else snapshots
 
@@ -210,15 +210,15 @@ class SingleBatch:
 
 
 def seeds_of(seed: int, num_envs: int) -> list[int]:
-    """A 32-bit seed for each environment.
+    """Return a 32-bit seed for each environment.
 
-    Gymnasium counts up from the seed, so that runs with seeds 0 and 1 share all environments but one; these share none.
+    Gymnasium counts up from the seed, so that runs with seeds 0 and 1 share all environments but one; these runs share none.
     """
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(num_envs)]
 
 
 def split_action(space: Any, action: Any) -> list[Any]:
-    """Split a batch of actions into one action per environment, in the types that its space contains."""
+    """Split a batch of actions into one action per environment, in the types that the space contains."""
     if isinstance(space, gym.Dict):
         parts = [split_action(space[key], action[key]) for key in action]
         return [dict(zip(action, row, strict=True)) for row in zip(*parts, strict=True)]

@@ -1,4 +1,4 @@
-"""Test an environment before training on it: reproducible from its seed, pure in JAX, constant in its types."""
+"""Tests an environment before training: reproducible from its seed, pure functions in JAX, constant types."""
 
 import re
 from collections.abc import Callable
@@ -17,20 +17,20 @@ from polyak.envs.autoreset import check_masks, check_obs
 
 
 def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> None:
-    """Play random actions; check observations, rewards and masks at every step, and what the environment promises.
+    """Play random actions, and check observations, rewards and masks at every step, reproducibility and purity.
 
-    A `HostEnv` must repeat its time steps from the same seed. An `Env` in JAX must return a state and time steps of the same
-    types from `step` as from `init`; else `scan` raises and every step compiles again. Its functions must be pure: Python runs
-    only while they are compiled, so a counter of the object or a number of NumPy's generator would keep the value that it had
-    then. What such a function compiles itself, by `jax.jit`, is traced once and not compared.
+    A `HostEnv` must repeat its time steps from the same seed. An `Env` in JAX must return a state and time steps of equal types
+    from `step` and `init`; otherwise `scan` raises and every step compiles again. Functions of an `Env` must be pure: Python
+    runs only during compilation, so a counter of the object or a number of NumPy's generator would keep its value. Functions
+    that are already jitted are traced once, and not compared.
 
-    Floats outside of the bounds of their Box are reported by one warning.
+    Floats outside the bounds of their Box give one warning.
 
     Raises:
-        ValueError: two plays from the same seed differ, with leaf, environment and step; `init` or `step` in JAX gives
-            another program the second time it is traced; or a value is not finite, an integer out of its space, of another
-            shape, or a mask without an action.
-        TypeError: a step changes a type, or a dtype is not that of the space.
+        ValueError: two plays from the same seed differ (the message names leaf, environment and step); two traces of `init` or
+            `step` in JAX differ; or a value is NaN, infinite, an integer out of its space, or a mask that allows no action, or
+            has another shape.
+        TypeError: a step changes a type, or a dtype differs from the space's.
     """
     if isinstance(env, HostEnv):
         first, second = (_play(env, num_steps, seed) for _ in range(2))
@@ -56,7 +56,7 @@ def _play_in_jax(env: Env, num_steps: int, seed: int) -> None:
     """Step the environment and check its numbers, which a compiled program cannot.
 
     Raises:
-        ValueError: one is not finite or out of its space, with environment and step.
+        ValueError: a number is not finite or out of its space; the message names environment and step.
     """
     rng, key, compiled_step = np.random.default_rng(seed), jax.random.key(seed), jax.jit(env.step)
     state, time_step = jax.jit(env.init)(key)
@@ -70,13 +70,16 @@ def _play_in_jax(env: Env, num_steps: int, seed: int) -> None:
 
 
 def _check_obs_values(spec: EnvSpec, name: str, obs: PyTree, warned: set[str]) -> None:
-    """Check the values of a batch of observations, as the environment counts them.
+    """Check the values of a batch of observations, with integers from the environment's `start`.
 
     Args:
-        warned: paths of the leaves whose floats were found out of bounds, which is warned of once.
+        spec: spec of the environment.
+        name: name of the observation in errors.
+        obs: the observations.
+        warned: paths of leaves for which the warning of floats out of bounds was shown; extended in place.
 
     Raises:
-        ValueError: one is not finite, or an integer out of its space.
+        ValueError: a value is not finite, or is an integer out of its space.
     """
     arrays = obs_specs(spec.obs)
     leaves = read_leaves(name, arrays, spec.native_obs(obs))
@@ -120,7 +123,7 @@ def _random_action(spec: EnvSpec, num_envs: int, rng: np.random.Generator, mask:
 
 
 def _draw_box(spec: EnvSpec, space: Box, rng: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Actions of a Box, as an agent chooses them: uniform between finite bounds, exponential from one, else normal."""
+    """Draw agent actions of a Box: uniform between finite bounds, exponential from one finite bound, else normal."""
     low, high = (bound.astype(np.float64) for bound in spec.action_bounds(space))
     has_low, has_high = np.isfinite(low), np.isfinite(high)
     start, end = np.where(has_low, low, 0.0), np.where(has_high, high, 0.0)
@@ -134,17 +137,17 @@ def _check_pure(env_id: str, name: str, function: Callable[..., Any], *arguments
     """Check that a function of an environment in JAX gives the same program each time it is traced.
 
     Raises:
-        ValueError: it does not, so its result depends on something that is no argument and changes.
+        ValueError: two traces differ, so the result depends on changing data that are no argument.
     """
 
     def trace() -> tuple[str, list[bytes]]:
-        # JAX keeps the program of a function that it has traced; this is another one each time.
+        # A new lambda each time, as JAX caches the program of a traced function.
         program = jax.make_jaxpr(lambda *arguments: function(*arguments))(*arguments)
         return re.sub("0x[0-9a-f]+", "", str(program)), [_bits(x) for x in program.consts]
 
     if trace() != trace():
         raise ValueError(
-            f"{env_id}: {name}() must be a pure function, but traced twice it gives two programs; keep what changes in the "
+            f"{env_id}: {name}() must be a pure function, but two traces gave two programs; keep changing data in the "
             "state, and draw random numbers from the key"
         )
 

@@ -1,4 +1,4 @@
-"""What `make` adapts in Gymnasium environments before it reads them: unsupported observations and action masks.
+"""Adapts Gymnasium environments for `make`: unsupported observations and action masks.
 
 No JAX here: worker processes use this.
 """
@@ -23,7 +23,7 @@ from polyak.envs.obs_filter import drop_obs, obs_space, with_final_obs
 
 @dataclass(frozen=True)
 class EnvOptions:
-    """The arguments of `make` about a single environment; it describes them.
+    """The arguments of `make` for a single environment; see `make`.
 
     Raises:
         TypeError: `drop_unsupported_obs` is not True, False or None.
@@ -43,11 +43,13 @@ class UnreadableMask(ValueError):
 
 
 def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> Any:
-    """The environment, or vector environment, with supported observations and its action masks in `info["action_mask"]`.
+    """Wrap an environment or vector environment, for supported observations and action masks in `info["action_mask"]`.
 
     Args:
-        name: its name in errors and warnings.
-        warns: whether to warn; False for all but the first of equal environments.
+        env: the environment.
+        options: the options of `make`.
+        name: name of the environment in errors and warnings.
+        warns: show warnings; False for all but the first of equal environments.
 
     Raises:
         ValueError: the observation has no entry `action_mask_key`.
@@ -70,10 +72,10 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
 
 
 def warn_of_unused_masks(env: Any, name: str) -> None:
-    """Warn where an environment without masks in `info` has an `action_masks` that `adapt` cannot read.
+    """Warn if an environment without masks in `info` has an attribute `action_masks` that `adapt` cannot read.
 
-    It is not a method, or belongs to the environments of Gymnasium's own vector environments, which can only call it for
-    all of them, also where an episode is over and the method may fail.
+    Such an attribute is no method, or belongs to the environments of Gymnasium's own vector environments, which can call it
+    only for all environments, including environments whose episode is over, where the method may fail.
     """
     own = [attribute for attribute in map(_mask_attribute, layers_of(env)) if attribute is not None]
     if own and not callable(own[0]):
@@ -109,8 +111,8 @@ def warn_of_running_statistics(env: Any, name: str) -> None:
 class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Puts action masks from the observation's entry `key`, or from a method, into `info["action_mask"]`.
 
-    Masks that `info` has already are left alone. At the end of an episode no mask is read from a method. Return values of
-    another form are passed on: the caller's error names environment and step.
+    Existing masks in `info` are kept. At the end of an episode the method is not called. Invalid return values are passed on:
+    the caller's error names environment and step.
     """
 
     def __init__(self, env: Any, key: str | None, method: Any) -> None:
@@ -134,7 +136,7 @@ class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
     def get_state(self) -> dict[str, Any]:
-        """There is no state; this and `set_state` keep the environment's snapshots possible."""
+        """Return an empty state; with `set_state` it makes snapshots of the environment possible."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -150,7 +152,7 @@ class MaskInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class VectorMaskInInfo(VectorWrapper):  # without type arguments, which Gymnasium 1.3 does not take
-    """`MaskInInfo` of a vector environment; its method returns one mask for each environment."""
+    """`MaskInInfo` for a vector environment; the method returns one mask for each environment."""
 
     def __init__(self, env: Any, key: str | None, method: Any) -> None:
         super().__init__(env)
@@ -193,7 +195,7 @@ def _call(method: Callable[[], Any]) -> Any:
 
 
 def _split(obs: Any, key: str) -> tuple[dict[Any, Any], Any]:
-    """An observation without its action mask, and the mask."""
+    """Return an observation without its action mask, and the mask."""
     if not isinstance(obs, dict) or key not in obs:
         got = f"a dict with keys {sorted(map(str, obs))}" if isinstance(obs, dict) else type(obs).__name__
         raise UnreadableMask(f"the observation must be a dict with the action mask {key!r}, as action_mask_key says, got {got}")
@@ -201,7 +203,7 @@ def _split(obs: Any, key: str) -> tuple[dict[Any, Any], Any]:
 
 
 def layers_of(env: Any) -> list[Any]:
-    """From the outermost wrapper to the environment itself; not until `env.unwrapped`, which need not be Gymnasium's."""
+    """Return all layers, from the outermost wrapper to the innermost environment, which may not be `env.unwrapped`."""
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper | VectorWrapper):
         layers.append(layers[-1].env)
@@ -209,18 +211,18 @@ def layers_of(env: Any) -> list[Any]:
 
 
 def _is_masked_vector(env: Any) -> bool:
-    """Whether the environments in Gymnasium's own vector environment have `action_masks`."""
+    """Return True if environments in one of Gymnasium's vector environments have `action_masks`."""
     if isinstance(env, SyncVectorEnv):
         return any(_mask_attribute(layer) is not None for one in env.envs for layer in layers_of(one))
     if isinstance(env, AsyncVectorEnv):
-        # Evaluates a property there, which may fail.
+        # This evaluates a property in the worker, which may fail.
         with contextlib.suppress(Exception):
             return any(env.call("has_wrapper_attr", "action_masks"))
     return False
 
 
 def _mask_attribute(layer: Any) -> Any:
-    """What a layer has as `action_masks`, or None; a property is not evaluated, as before a reset it may fail."""
+    """Return the attribute `action_masks` of a layer, or None; properties, which may fail before a reset, are not evaluated."""
     static = inspect.getattr_static(layer, "action_masks", None)
     return static if isinstance(static, property) else getattr(layer, "action_masks", None)
 
@@ -230,6 +232,6 @@ def _without(space: Any, key: str) -> Any:
 
 
 def _as_flags(mask: Any) -> Any:
-    """Masks of floats, as in RLlib's environments, as bools where they are 0 and 1; anything else is checked by the reader."""
+    """Convert masks of floats 0 and 1, as in RLlib's environments, to bools; the reader checks all other values."""
     array = np.asarray(mask)
     return array.astype(bool) if array.dtype.kind == "f" and np.isin(array, (0.0, 1.0)).all() else mask

@@ -13,12 +13,12 @@ from polyak.envs.env_batch import seeds_of
 class SeededEnvPool(VectorEnv[Any, Any, Any]):
     """An environment of `envpool.make(..., env_type="gymnasium")`.
 
-    EnvPool resets on the next step, as polyak does, but takes its seed only at creation. So `reset(seed=...)` creates it again
-    with a seed for each environment, which replaces the `seed` and `env_seed` that it was made with. Batches are sorted by
+    EnvPool resets on the next step, as polyak does, but takes a seed only at creation. So `reset(seed=...)` creates the pool
+    again with a seed for each environment, which replaces the original `seed` and `env_seed`. Batches are sorted by
     `info["env_id"]`.
 
     Raises:
-        ValueError: it is asynchronous, that is, it steps only some of its environments at a time.
+        ValueError: the pool is asynchronous, that is, steps only some of its environments at a time.
     """
 
     def __init__(self, env: Any) -> None:
@@ -31,13 +31,13 @@ class SeededEnvPool(VectorEnv[Any, Any, Any]):
         self.env = env
         self.metadata = env.metadata
         with warnings.catch_warnings():
-            # EnvPool writes bounds in float64, of which Gymnasium warns whenever the spaces are created.
+            # EnvPool has bounds in float64, and Gymnasium warns of them whenever the spaces are created.
             warnings.simplefilter("ignore")
             self.single_observation_space = env.single_observation_space
             self.single_action_space = env.single_action_space
 
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """Start new episodes everywhere; with a seed, the same ones each time."""
+        """Start a new episode in every environment; equal seeds give equal episodes."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if isinstance(seed, int):
@@ -46,14 +46,14 @@ class SeededEnvPool(VectorEnv[Any, Any, Any]):
         return self._sort(info["env_id"], obs), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Step every environment; those whose episode ended reset instead."""
+        """Step every environment; environments whose episode ended reset instead."""
         *arrays, info = self.env.step(actions)
         obs, reward, terminated, truncated = (self._sort(info["env_id"], part) for part in arrays)
         by_env = {name: part for name, part in info.items() if np.shape(part)[:1] == (self.num_envs,)}
         return obs, reward, terminated, truncated, self._sort(info["env_id"], by_env)
 
     def _create(self, seed: int) -> Any:
-        # 31 bits are what EnvPool takes.
+        # EnvPool accepts seeds of 31 bits.
         seeds = [env_seed >> 1 for env_seed in seeds_of(seed, self.num_envs)]
         spec_class: Any = type(self.env.spec)
         return type(self.env)(spec_class(spec_class.gen_config(**self.env.config | {"env_seed": seeds})))

@@ -38,7 +38,7 @@ class GymnasiumEnv:
         nonfinite: NaN and infinity in observations and rewards raise (`"error"`) or are passed to the agent (`"pass"`).
         out_of_bounds: finite observations outside the bounds of a Box raise (`"error"`), are clipped (`"clip"`), or give one
             warning (`"warn"`, as several of Gymnasium's own environments leave their bounds).
-        source: what makes equal environments, for evaluation; None if only these exist.
+        source: creates equal environments for evaluation; None if this is not possible.
 
     Raises:
         TypeError: a space is not supported.
@@ -84,10 +84,10 @@ class GymnasiumEnv:
         self.info: Mapping[str, npt.NDArray[np.float64]] = {}
 
     def take_part(self, start: int, total: int) -> None:
-        """Be environments `start`, ... of a batch of `total`, with their seeds.
+        """Use the seeds of environments `start`, ... of a batch of `total`.
 
         Raises:
-            ValueError: it is a vector environment, which has no parts.
+            ValueError: the environment is a vector environment, which has no parts.
         """
         self._batch.take_part(start, total)
         self._start = start
@@ -110,13 +110,13 @@ class GymnasiumEnv:
         return self._time_step(raw, np.ones(self.num_envs, bool))
 
     def step(self, action: PyTree) -> TimeStep:
-        """Step every environment; those whose last time step was `last` reset instead.
+        """Step every environment; environments whose last time step was `last` reset instead.
 
         Raises:
             RuntimeError: `reset` must be called first.
             TypeError, ValueError: the action is invalid (no environment was stepped), or an action mask.
             TypeError, InvalidValue: a value that an environment returned is invalid; the second is a ValueError.
-            Exception: what an environment raises, with a note that names environment and step.
+            Exception: an exception of an environment, with a note that names environment and step.
         """
         native = self._read_action(action)
         if self._last is None:
@@ -127,11 +127,11 @@ class GymnasiumEnv:
         return self._time_step(self._batch.step(native, first), first)
 
     def snapshot(self) -> dict[str, Any] | None:
-        """The whole state of the environments as plain data, or None where it cannot be read exactly.
+        """Return the complete state of the environments as plain data, or None if it cannot be read exactly.
 
-        It can for Gymnasium's classic control, toy text and MuJoCo environments, and for environments with `get_state()` and
-        `set_state(state)` of plain data; wrappers must be Gymnasium's or have these two methods. Methods of these names with
-        another meaning give no snapshot.
+        The state is available for Gymnasium's classic control, toy text and MuJoCo environments, and for environments with
+        `get_state()` and `set_state(state)` of plain data; wrappers must be Gymnasium's or have these two methods. Methods of
+        these names with another meaning give no snapshot.
         """
         if self._last is None:
             return None
@@ -145,7 +145,7 @@ class GymnasiumEnv:
         """Restore a snapshot of an equal environment, exactly.
 
         Raises:
-            ValueError: it is not a snapshot, or one of another environment.
+            ValueError: the snapshot is invalid, or is of another environment.
             RuntimeError: the environment is closed.
         """
         self._check_open()
@@ -174,7 +174,7 @@ class GymnasiumEnv:
 
     def _location(self, env: int) -> str:
         seeds = self._batch.seeds(self._seed)
-        # A vector environment has one seed for all.
+        # A vector environment has a single seed.
         seed = f"seed {seeds[env]}" if len(seeds) == self.num_envs else f"seed {seeds[0]} of all"
         return f"{self.spec.id}: env {self._start + env}, step {self._steps} ({seed})"
 
@@ -200,7 +200,7 @@ class GymnasiumEnv:
 
 
 def _warn_of_masks_in_obs(spec: EnvSpec) -> None:
-    """Warn of an entry of the observation that has the name of an action mask and is not used as one."""
+    """Warn of an entry `action_mask` of the observation that is not used as action mask."""
     keys = None if spec.has_action_mask else next((keys for keys, _ in leaf_keys(spec.obs) if "action_mask" in keys), None)
     if keys is None:
         return

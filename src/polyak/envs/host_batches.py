@@ -1,4 +1,4 @@
-"""Batches of environments on the host: by the name that Gymnasium has registered, of objects, and of functions."""
+"""Creates batches of host environments from names that Gymnasium has registered, from objects, and from functions."""
 
 import contextlib
 import dataclasses
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Vectorization: TypeAlias = Literal["auto", "own", "sync", "async"]
 MAX_FRAME_SKIP = 1000
-"""What a file or an argument may request: a step would take hours."""
+"""Limit for arguments and files: a step with more frames would take hours."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchOptions:
-    """The arguments of `make` that say how a batch of Gymnasium environments is made."""
+    """The arguments of `make` for a batch of Gymnasium environments; see `make`."""
 
     num_envs: int
     vectorization: Vectorization
@@ -33,10 +33,10 @@ class BatchOptions:
 
 
 def named_batch(id: Any, options: BatchOptions, settings: dict[str, Any], import_modules: bool) -> tuple[str, Any]:
-    """The name and the batch of what `make` takes for environments on the host.
+    """Create a batch of host environments from the first argument of `make`; returns its name and the batch.
 
     Raises:
-        ValueError, TypeError, ImportError: as `make`.
+        ValueError, TypeError, ImportError: see `make`.
     """
     if isinstance(id, str):
         _check_frame_skip(settings)
@@ -46,10 +46,10 @@ def named_batch(id: Any, options: BatchOptions, settings: dict[str, Any], import
 
 
 def check_no_settings(settings: dict[str, Any]) -> None:
-    """Check that there are no settings, of an environment that is not made by name.
+    """Check that `env_kwargs` is empty, for an environment that is not created by name.
 
     Raises:
-        TypeError: there are.
+        TypeError: `env_kwargs` is not empty.
     """
     if settings:
         raise TypeError("make: env_kwargs must be None unless id is a name; set them in the function that creates the env")
@@ -62,7 +62,7 @@ def _batch_by_name(id: str, options: BatchOptions, settings: dict[str, Any], imp
     spec = _find_spec(id, import_modules)
     if spec.namespace == "ALE":
         return _atari_batch(spec, options, settings)
-    # The vectorized forms of phys2d reset the state of no other environment whenever one resets (Gymnasium 1.4).
+    # Environments of a vectorized phys2d stand still in the step in which another one resets (Gymnasium 1.4).
     has_own = spec.vector_entry_point is not None and not id.startswith("phys2d/")
     if vectorization == "own" and not has_own:
         raise ValueError(f"make: vectorization must be 'sync' or 'async', as {id} has no vectorized form, got 'own'")
@@ -75,15 +75,15 @@ def _batch_by_name(id: str, options: BatchOptions, settings: dict[str, Any], imp
             with _closing_on_error([own]):
                 return _vector_batch(own, id, options)
         _check_render_mode(id, settings, spec.entry_point)
-        # `GymnasiumEnv` checks in every step what Gymnasium's checker warns of in the first two. The registration is passed
-        # along because a worker process has only Gymnasium's own.
+        # `GymnasiumEnv` checks every step, Gymnasium's checker only the first two. The registration is passed along because a
+        # worker process has only Gymnasium's own registrations.
         make_env = functools.partial(gymnasium.make, spec, **{"disable_env_checker": True} | settings)
         return _single_batch(make_env, id, options)
 
 
 @contextlib.contextmanager
 def _closing_on_error(envs: Sequence[Any]) -> Iterator[None]:
-    """Close the environments that exist if one cannot be used; the first error is raised."""
+    """Close the existing environments if the block fails; the first error is raised."""
     try:
         yield
     except BaseException:
@@ -94,17 +94,17 @@ def _closing_on_error(envs: Sequence[Any]) -> Iterator[None]:
 
 
 def _check_frame_skip(settings: dict[str, Any]) -> None:
-    """Check the repetitions of an action: a step takes as many times longer."""
+    """Check the number of repetitions of an action, which multiplies the time of a step."""
     for name in ("frame_skip", "frameskip"):
         if name in settings:
             check_integer("make", f"env_kwargs[{name!r}]", settings[name], at_most=MAX_FRAME_SKIP)
 
 
 def _check_render_mode(id: str, settings: dict[str, Any], entry_point: Any) -> None:
-    """Check `render_mode` before anything is created; Gymnasium only warns of an unknown one.
+    """Check `render_mode` before anything is created; Gymnasium only warns of an unknown mode.
 
     Raises:
-        ValueError: neither the environment nor a wrapper of Gymnasium's has it.
+        ValueError: neither the environment nor Gymnasium's wrappers support the mode.
     """
     import gymnasium
 
@@ -114,7 +114,7 @@ def _check_render_mode(id: str, settings: dict[str, Any], entry_point: Any) -> N
     if mode is None or metadata is None:
         return
     modes = list(metadata.get("render_modes", []))
-    # Gymnasium's wrappers make these of arrays.
+    # Modes that Gymnasium's wrappers create from arrays.
     from_arrays = {"rgb_array": ["human", "rgb_array_list"], "rgb_array_list": ["human"], "ansi": ["ansi_list"]}
     supported = modes + [name for own in modes for name in from_arrays.get(own, [])]
     if mode not in supported:
@@ -133,7 +133,7 @@ def _atari_batch(spec: Any, options: BatchOptions, settings: dict[str, Any]) -> 
     from polyak.envs.atari import Atari, AtariBatch
 
     registered = {name: value for name, value in spec.kwargs.items() if name != "game"}
-    # Gymnasium's checker is of single environments.
+    # Gymnasium's checker is for single environments.
     fields = {name: value for name, value in settings.items() if name != "disable_env_checker"}
     return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | fields), spec.id)
 
@@ -157,7 +157,7 @@ def _single_batch(make_env: Callable[[], Any], name: str, options: BatchOptions)
 
 
 def _batch_of_object(id: Any, options: BatchOptions) -> tuple[str, Any]:
-    """The name and the batch of a vector environment, an environment, or a function that creates one."""
+    """Create a batch from a vector environment, an environment, or a function that creates one; returns name and batch."""
     import gymnasium
 
     num_envs, vectorization = options.num_envs, options.vectorization
@@ -167,7 +167,7 @@ def _batch_of_object(id: Any, options: BatchOptions) -> tuple[str, Any]:
                 f"make: num_envs and vectorization must be left out for a vector environment (it has {id.num_envs} "
                 f"environments), got {num_envs} and {vectorization!r}"
             )
-        # A SyncVectorEnv is stepped through its environments, which then reset on the next step whatever its mode.
+        # The environments of a SyncVectorEnv are stepped directly, and so reset on the next step in any mode.
         if type(id) is gymnasium.vector.SyncVectorEnv and id.observation_mode == "same":
             return _name_of(id.envs[0]), _batch_of_envs(id.envs, options)
         return _name_of(id), _vector_batch(id, _name_of(id), options)
@@ -188,7 +188,7 @@ def _batch_of_object(id: Any, options: BatchOptions) -> tuple[str, Any]:
 
 
 def _batch_of_envs(envs: Any, options: BatchOptions) -> Any:
-    """A batch of environments that exist."""
+    """Create a batch of existing environments."""
     from polyak.envs.env_batch import InProcessEnvs, SingleBatch
 
     name = _name_of(envs[0])
@@ -210,12 +210,12 @@ def _vector_batch(env: Any, name: str, options: BatchOptions) -> Any:
 
 
 def _name_of(env: Any) -> str:
-    """The registered name; that of the class where there is none, as in EnvPool, whose spec has no `id`."""
+    """Return the registered name, or the name of the class if there is none, as in EnvPool, whose spec has no `id`."""
     return str(getattr(env.spec, "id", type(env.unwrapped).__name__))
 
 
 def _find_spec(id: str, import_modules: bool) -> Any:
-    """Gymnasium's registration of a name."""
+    """Return Gymnasium's registration of a name."""
     import gymnasium
 
     module, _, name = id.rpartition(":")
@@ -233,10 +233,10 @@ def _find_spec(id: str, import_modules: bool) -> Any:
     if name not in gymnasium.registry:
         known = [n for group in names().values() for n in group]
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"if it is of another package, name that too: 'package:{name}'"
-        if name in gymnasium.registry:  # An older name of the ALE's, which `names` has registered.
+        hint = f"did you mean {near[0]!r}?" if near else f"if another package registers it, write 'package:{name}'"
+        if name in gymnasium.registry:  # An older name of the ALE, which `names` has registered.
             game = re.split(r"NoFrameskip|Deterministic|-", name)[0]
-            hint = f"take 'ALE/{game}-v5', or the ALE's older 'ale_py:{name}' without preprocessing"
+            hint = f"use 'ALE/{game}-v5', or the ALE's older 'ale_py:{name}' without preprocessing"
         raise ValueError(f"make: unknown environment {id!r}; {hint} (`polyak list` or polyak.envs.names() shows all)")
     return gymnasium.spec(name)
 

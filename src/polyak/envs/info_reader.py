@@ -13,10 +13,10 @@ from polyak.core.tags import RETURN, SUCCESS
 
 
 def check_info_metrics(names: Any) -> tuple[str, ...]:
-    """The names as a tuple.
+    """Check the names of metrics; returns a tuple.
 
     Raises:
-        TypeError: they are not a sequence of strings.
+        TypeError: the names are not a sequence of strings.
     """
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"make: info_metrics must be a tuple of names such as ('x_velocity',), got {names!r:.80}")
@@ -24,10 +24,10 @@ def check_info_metrics(names: Any) -> tuple[str, ...]:
 
 
 def read_info(info: Mapping[str, Any], names: tuple[str, ...], is_last: bool, location: Callable[[], str]) -> dict[str, float]:
-    """The values of one environment's `info` by tag: `env/NAME` for the metrics named by the user, if present.
+    """Return values of one environment's `info` by tag: `env/NAME` for the metrics named by the user, if present.
 
-    At the end of an episode also `info["is_success"]` and `info["episode"]["r"]` (of `RecordEpisodeStatistics`). These two are
-    ignored where they are no numbers, as an environment may give the names another meaning.
+    At the end of an episode, `info["is_success"]` and `info["episode"]["r"]` (from `RecordEpisodeStatistics`) are added. These
+    two are ignored if they are no numbers, as an environment may give these names another meaning.
 
     Raises:
         TypeError: a named metric is not a number.
@@ -47,9 +47,9 @@ def read_info(info: Mapping[str, Any], names: tuple[str, ...], is_last: bool, lo
 
 
 def info_of_env(info: Mapping[str, Any], names: tuple[str, ...], env: int, location: str) -> dict[str, Any]:
-    """One environment's entries of a vector environment's `info`, in which `_key` says which environments have `key`.
+    """Return one environment's entries of a vector environment's `info`, in which `_key` flags the environments with `key`.
 
-    Where an episode ended in the same-step mode, they are those of `info["final_info"]`.
+    If an episode ended in the same-step mode, entries of `info["final_info"]` replace these entries.
 
     Raises:
         TypeError: a named metric has no entry for each environment; other names may have another meaning.
@@ -72,7 +72,7 @@ def info_of_env(info: Mapping[str, Any], names: tuple[str, ...], env: int, locat
 
 
 def stack_info(values: Sequence[Mapping[str, float]]) -> dict[str, npt.NDArray[np.float64]]:
-    """Arrays `[B]` by tag; NaN for the environments that report nothing under a tag."""
+    """Stack values into arrays `[B]` by tag; NaN for environments without a value."""
     if not any(values):
         return {}
     tags = dict.fromkeys(tag for each in values for tag in each)
@@ -86,6 +86,6 @@ def _has(info: Mapping[str, Any], key: str, env: int) -> bool:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool | int | float):
         return float(value)
-    # Not what only converts to an array, such as a list; arrays of other libraries have a dtype too.
+    # Only objects with a dtype, which arrays of other libraries have too; no lists.
     array = None if getattr(value, "dtype", None) is None else np.asarray(value)
     return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in "biuf" else None

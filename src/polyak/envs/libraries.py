@@ -1,4 +1,4 @@
-"""Recognizes environments of other libraries, and knows how they are converted. No JAX here: worker processes use this."""
+"""Recognizes environments of other libraries, with advice for their conversion. No JAX here: worker processes use this."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ CONVERSIONS = {
 
 
 def is_from(library: str, value: Any) -> bool:
-    """Whether the class of a value, or one that it derives from, is defined in a library."""
+    """Return True if the class of a value, or one of its base classes, is defined in a library."""
     return any(base.__module__.partition(".")[0] == library for base in type(value).__mro__)
 
 
 def conversion(env: Any) -> str:
-    """How to convert an environment of another library, to append to an error; empty if the library is unknown."""
+    """Return advice for the conversion of an environment of another library, to append to an error; empty if unknown."""
     return next((f"; {advice}" for library, advice in CONVERSIONS.items() if is_from(library, env)), "")

@@ -13,17 +13,17 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def check_maskable(has_mask: bool, space: Any, name: str) -> None:
-    """Check that the action space can have masks: those of Discrete and MultiDiscrete spaces can.
+    """Check that the action space supports masks: has a Discrete or MultiDiscrete space.
 
     Raises:
-        TypeError: there is a mask but no such space.
+        TypeError: there is a mask, but the space supports none.
     """
     if has_mask and not mask_widths(space):
         raise TypeError(f"{name}: info['action_mask'] is supported for Discrete and MultiDiscrete actions, got {space}")
 
 
 def mask_widths(space: Any) -> list[int]:
-    """The flags of each Discrete (n) and MultiDiscrete (Σ nvec) in an action space, in the order of polyak's own spaces."""
+    """Return the number of flags of each Discrete (n) and MultiDiscrete (Σ nvec) in an action space, in polyak's order."""
     if isinstance(space, gym.Dict | gym.Tuple):
         return [width for key in _keys(space) for width in mask_widths(space.spaces[key])]
     sizes = _sizes(space)
@@ -31,17 +31,19 @@ def mask_widths(space: Any) -> list[int]:
 
 
 def read_masks(space: Any, mask: Any, location: str, *, is_last: bool = False, path: str = "") -> list[Flags]:
-    """One environment's mask (in the form that Gymnasium's `space.sample(mask)` takes) as flags in the order of `mask_widths`.
+    """Convert one environment's mask, in the form of Gymnasium's `space.sample(mask)`, to flags in the order of `mask_widths`.
 
-    That of a MultiDiscrete is a tuple of arrays, one for each entry, or one flat array. In a tree, None allows everything.
+    The mask of a MultiDiscrete is a tuple of arrays, one for each entry, or one flat array. In a tree, None allows everything.
 
     Args:
+        space: the action space.
+        mask: the mask.
         location: environment and step, for errors.
-        is_last: the episode has ended and no action is chosen, so that a mask that forbids everything is ignored.
-        path: of the part in its tree.
+        is_last: the episode has ended and no action is chosen, so a mask that forbids everything is ignored.
+        path: path of the part in its tree.
 
     Raises:
-        ValueError: another tree or shape, values other than 0 and 1, a mask for a part that has none, or nothing is allowed.
+        ValueError: the mask has another tree or shape, other values than 0 and 1, or allows nothing; or a part supports none.
     """
     if mask is None:
         return [np.ones(width, bool) for width in mask_widths(space)]
@@ -62,10 +64,10 @@ def read_masks(space: Any, mask: Any, location: str, *, is_last: bool = False, p
 
 
 def mask_of_env(space: Any, masks: Any, env: int, num_envs: int, location: str) -> Any:
-    """One environment's mask out of those of a vector environment.
+    """Select one environment's mask from the masks of a vector environment.
 
-    Gymnasium merges its environments' dicts into one, in which `_key` says which environments had `key`; anything else is an
-    array with one entry for each environment.
+    Gymnasium merges the environments' dicts into one dict, in which `_key` flags the environments with `key`; other masks are
+    arrays with one entry for each environment.
 
     Raises:
         ValueError: there is not one entry for each environment.
@@ -76,7 +78,7 @@ def mask_of_env(space: Any, masks: Any, env: int, num_envs: int, location: str) 
         return {key: mask_of_env(part, masks[key], env, num_envs, location) for key, part in parts.items()}
     if masks is None:
         return None
-    # A tuple may also hold one array [B, n] for each part, and is then not indexed by environment.
+    # A tuple may also have one array [B, n] for each part, and is then not indexed by environment.
     has_env_axis = not isinstance(masks, dict) and (isinstance(space, gym.Discrete) or not isinstance(masks, tuple))
     length = len(masks) if isinstance(masks, dict | tuple | list) or np.ndim(masks) > 0 else None
     if not has_env_axis or length != num_envs:

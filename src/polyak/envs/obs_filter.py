@@ -17,11 +17,11 @@ SUPPORTED = (gym.Box, gym.Discrete, gym.MultiDiscrete, gym.MultiBinary)
 
 
 def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
-    """The environment without the parts of its Dict observation that are not supported, or only without its texts.
+    """Remove the unsupported parts of an environment's Dict observation, or only its texts.
 
-    Dicts within it are searched too; a Tuple stays or is dropped as a whole, as its entries have no names. Texts are spaces of
-    strings, also such as MiniGrid's, which are no `gymnasium.spaces.Text`. An environment that would be left without an
-    observation is not changed.
+    Nested Dicts are searched too; a Tuple is kept or dropped completely, as its entries have no names. Texts are all spaces of
+    strings, including spaces that are no `gymnasium.spaces.Text`, such as MiniGrid's. An environment that would have no
+    observation left is not changed.
     """
     space = obs_space(env)
     if not isinstance(space, gym.Dict):
@@ -30,7 +30,7 @@ def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
     rest = _prune(space, _is_text if text_only else _is_unsupported, "", dropped)
     if rest is None or not dropped:
         return env
-    # What is not supported was dropped on request; a Tuple may take supported entries with it.
+    # Unsupported parts were dropped on request, but a dropped Tuple may have supported entries.
     reported = [path for path, part in dropped.items() if text_only or isinstance(part, gym.Tuple)]
     if warns and reported:
         what = "text" if text_only else "Tuple"
@@ -38,7 +38,7 @@ def drop_obs(env: Any, name: str, *, text_only: bool, warns: bool) -> Any:
     if isinstance(env, VectorEnv):
         return VectorObsFilter(env, rest)
     if len(rest.spaces) < len(space.spaces):
-        # Not only the wrapper below: snapshots name the classes of wrappers.
+        # A separate wrapper, as snapshots contain the class names of wrappers.
         env = gymnasium.wrappers.FilterObservation(env, list(rest.spaces))
     if env.observation_space == rest:
         return env
@@ -53,22 +53,22 @@ class VectorObsFilter(VectorWrapper):  # without type arguments, which Gymnasium
         self.single_observation_space = space
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        """Reset; values of another form are passed on."""
+        """Reset; invalid return values are passed on."""
         return self._filter(self.env.reset(seed=seed, options=options))
 
     def step(self, actions: Any) -> Any:
-        """Step; values of another form are passed on."""
+        """Step; invalid return values are passed on."""
         return self._filter(self.env.step(actions))
 
     def _filter(self, result: Any) -> Any:
         if not isinstance(result, tuple) or len(result) < 2 or not isinstance(result[-1], dict):
-            return result  # the caller's error names the step
+            return result  # The caller's error names the step.
         space = self.single_observation_space
         return _take(space, result[0]), *result[1:-1], with_final_obs(result[-1], lambda final: _take(space, final))
 
 
 def with_final_obs(info: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A vector environment's `info` with changed `final_obs`: a dict of batches, or an entry, or None, for each environment."""
+    """Apply `change` to `final_obs` of a vector environment's `info`: a dict of batches, or a list of entries or None."""
     final = info.get("final_obs")
     if final is None:
         return info
@@ -77,12 +77,12 @@ def with_final_obs(info: dict[str, Any], change: Callable[[Any], Any]) -> dict[s
 
 
 def obs_space(env: Any) -> Any:
-    """The space of one environment's observation."""
+    """Return the observation space of one environment."""
     return env.single_observation_space if isinstance(env, VectorEnv) else env.observation_space
 
 
 def _prune(space: Any, is_dropped: Callable[[Any], bool], path: str, dropped: dict[str, Any]) -> Any:
-    """The space without the parts that are dropped, which are added by path; None where nothing remains."""
+    """Return the space without dropped parts, or None if nothing is left; adds dropped parts by path to `dropped`."""
     if not isinstance(space, gym.Dict):
         if is_dropped(space):
             dropped[path] = space
@@ -96,7 +96,7 @@ def _prune(space: Any, is_dropped: Callable[[Any], bool], path: str, dropped: di
 
 
 def _take(space: Any, obs: Any) -> Any:
-    """The parts of an observation that a space has; what is missing is the reader's error."""
+    """Select the parts of an observation that a space has; the reader reports missing parts."""
     if not isinstance(space, gym.Dict) or not isinstance(obs, dict):
         return obs
     return {key: _take(part, obs[key]) for key, part in space.spaces.items() if key in obs}

@@ -1,4 +1,4 @@
-"""Read the arrays of an observation of a Gymnasium environment, and what its space requires of them.
+"""Reads the arrays of an observation of a Gymnasium environment, and the requirements of its space.
 
 No JAX here: worker processes use this.
 """
@@ -14,9 +14,9 @@ from polyak.core.space_check import FLOAT32_MAX, ArraySpec, InvalidValue, check_
 
 
 def obs_leaves(space: Any, keys: tuple[Any, ...] = ()) -> list[ArraySpec]:
-    """The arrays of a supported Gymnasium space in its own dtypes, in the order of polyak's spaces: dicts by sorted keys.
+    """Return the arrays of a supported Gymnasium space, with its dtypes, in the order of polyak's spaces: dicts by sorted keys.
 
-    An infinite bound becomes the largest float32, so that NaN and infinity are out of bounds.
+    Infinite bounds become the largest float32, so that NaN and infinity are out of bounds.
     """
     if isinstance(space, gym.Dict):
         parts = sorted(space.spaces.items(), key=lambda item: str(item[0]))
@@ -39,7 +39,7 @@ def _bounds(space: Any) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | Non
         limit = min(FLOAT32_MAX, float(np.finfo(dtype).max))
         return np.maximum(space.low, dtype.type(-limit)), np.minimum(space.high, dtype.type(limit))
     if dtype.itemsize == 8:
-        # Agents get them in 32 bits.
+        # Agents get integers of 32 bits.
         narrow = np.iinfo(np.int32 if dtype.kind == "i" else np.uint32)
         return np.maximum(space.low, dtype.type(narrow.min)), np.minimum(space.high, dtype.type(narrow.max))
     info: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
@@ -49,12 +49,14 @@ def _bounds(space: Any) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | Non
 
 
 def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> list[Any]:
-    """The arrays of one observation, each of its leaf's shape and dtype.
+    """Read the arrays of one observation, with the shape and dtype of each leaf.
 
     Numbers of another width are cast (float64 to float32, a Python int to int64, an integer to a float).
 
     Args:
-        location: returns the environment and step, for the error.
+        leaves: the arrays of the space.
+        obs: the observation.
+        location: returns environment and step, for errors.
 
     Raises:
         TypeError: a leaf is not an array of numbers, or holds floats where integers are expected.

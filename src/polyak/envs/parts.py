@@ -1,4 +1,4 @@
-"""A part of a batch of environments, for a worker process."""
+"""Splits a batch of environments into parts, for worker processes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +13,16 @@ from polyak.envs.source import EnvSource
 
 @dataclass(frozen=True)
 class EnvPart:
-    """Environments `start` to `start + num_envs` of a batch of `total`; it makes them, and travels to other processes.
+    """Creates environments `start` to `start + num_envs` of a batch of `total`; can be sent to other processes.
 
-    They equal the rows of `make(id, num_envs=total, vectorization="sync")` after a reset with the same seed.
+    The environments equal a slice of `make(id, num_envs=total, vectorization="sync")` after a reset with the same seed.
 
     Attributes:
-        source: how the batch is made.
-        registration: Gymnasium's registration of its name, which another process may lack; None for a function.
+        source: source of the batch.
+        start: index of the first environment.
+        num_envs: number of environments of this part.
+        total: number of environments of the batch.
+        registration: Gymnasium's registration of the name, which another process may lack; None for a function.
     """
 
     source: EnvSource
@@ -32,7 +35,7 @@ class EnvPart:
         """Create the environments.
 
         Raises:
-            ValueError: they are in JAX, or those of a vector environment, which has no parts.
+            ValueError: the environments are in JAX, or belong to a vector environment, which has no parts.
         """
         env_id, options = self.source.id, dict(self.source.options)
         if self.registration is not None:
@@ -46,10 +49,10 @@ class EnvPart:
 
 
 def split(source: EnvSource, num_envs: int, parts: int) -> list[EnvPart]:
-    """Equal parts of a batch of `num_envs` environments; the name must be registered in this process.
+    """Split a batch of `num_envs` environments into equal parts; the name must be registered in this process.
 
     Raises:
-        ValueError: the parts cannot be equal.
+        ValueError: `num_envs` is no multiple of `parts`.
     """
     if num_envs % parts:
         raise ValueError(f"train: num_envs={num_envs} cannot be split over workers={parts}")

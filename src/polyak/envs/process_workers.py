@@ -1,6 +1,6 @@
 """Worker processes with one environment each, started by a fork server (never forked: JAX's threads do not survive a fork).
 
-Own code instead of Gymnasium's `AsyncVectorEnv`, which forks by default and waits for its workers without a time limit.
+Gymnasium's `AsyncVectorEnv` forks by default and waits for its workers without a time limit.
 No JAX here.
 """
 
@@ -27,15 +27,15 @@ class WorkerProcesses:
     """One process for each environment; each runs one method call at a time.
 
     Args:
-        env_fns: create the environments, each in its process.
-        name: the environment's name in errors.
-        timeout: seconds that a method call, or the start of a process, may take.
-        options: how the environments are adapted and read.
+        env_fns: functions that create the environments, one per process.
+        name: name of the environment in errors.
+        timeout: maximum seconds of a method call, or of the start of a process.
+        options: see `EnvOptions`.
 
     Raises:
         TimeoutError: an environment did not return in time; all processes are ended.
-        RuntimeError: a process died; all others are ended.
-        Exception: what an environment raised, of the same type where it can be pickled, with the worker's traceback as a note.
+        RuntimeError: a process died; all other processes are ended.
+        Exception: an exception of an environment, with its type if it can be pickled, and the worker's traceback as a note.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], name: str, timeout: float, options: EnvOptions) -> None:
@@ -43,7 +43,7 @@ class WorkerProcesses:
         self.timeout = timeout
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
-        # Calls are numbered: results of a call that was interrupted (Ctrl-C) are not those of the next.
+        # Calls are numbered, so that results of an interrupted call (Ctrl-C) are not taken for results of the next call.
         self.call_number = 0
         context = multiprocessing.get_context("forkserver")
         for index, make in enumerate(env_fns):
@@ -51,7 +51,7 @@ class WorkerProcesses:
             arguments = (worker_end, CloudpickleWrapper(make), name, index, options)
             process = context.Process(target=_run_worker, args=arguments, daemon=True)
             process.start()
-            # The worker must hold the only other end, so that each side notices at once when the other dies.
+            # The worker must have the only other end, so that each side detects the death of the other at once.
             worker_end.close()
             self.pipes.append(own_end)
             self.processes.append(process)
@@ -81,7 +81,7 @@ class WorkerProcesses:
         """Close the environments and end all processes, after a second by SIGKILL. A second call does nothing.
 
         Raises:
-            Exception: what an environment raised in its `close`, after all have ended.
+            Exception: an exception in `close` of an environment, raised after all processes have ended.
         """
         pipes, processes = self.pipes, self.processes
         self.pipes, self.processes = [], []
@@ -92,7 +92,7 @@ class WorkerProcesses:
                 pipe.send((self.call_number, "close", ()))
         deadline = time.monotonic() + CLOSE_SECONDS
         for index, pipe in enumerate(pipes):
-            # An error here means that the process has ended, as it should.
+            # An error means that the process has ended.
             with contextlib.suppress(EOFError, OSError):
                 status, result = self._receive(pipe, deadline)
                 if status == "raised":
@@ -115,13 +115,13 @@ class WorkerProcesses:
             if status == "raised" and failed is None:
                 failed = index, result
             results.append(result)
-        # Only now: the other results had to be read from their pipes.
+        # Raised after the other results have been read from their pipes.
         if failed is not None:
             self._reraise(*failed)
         return results
 
     def _receive(self, pipe: Connection, deadline: float) -> tuple[str, Any]:
-        """The result of the last call: `("done" | "raised" | "late", ...)`."""
+        """Return the result of the last call: `("done" | "raised" | "late", ...)`."""
         while pipe.poll(max(0.0, deadline - time.monotonic())):
             number, status, result = pipe.recv()
             if number == self.call_number:
@@ -148,7 +148,7 @@ class WorkerProcesses:
 
     def _reraise(self, index: int, failure: tuple[bytes | None, str, str]) -> NoReturn:
         pickled, summary, text = failure
-        # It comes from a child process over a pipe, and could be unpickled there.
+        # Trusted bytes from a child process, which has unpickled them.
         error = None
         if pickled is not None:
             with contextlib.suppress(Exception):
@@ -163,7 +163,7 @@ def _end(processes: Sequence[BaseProcess], deadline: float) -> None:
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():
-            # SIGKILL: a stopped or looping environment handles no other signal.
+            # SIGKILL, as a suspended or looping environment handles no other signal.
             process.kill()
     for process in processes:
         process.join(CLOSE_SECONDS / 2)
@@ -173,7 +173,7 @@ def _end(processes: Sequence[BaseProcess], deadline: float) -> None:
 
 def _run_worker(pipe: Connection, make: CloudpickleWrapper, name: str, index: int, options: EnvOptions) -> None:
     """Create the environment and run method calls until `close`."""
-    # Ctrl-C is sent to the whole process group; the trainer handles it and still needs its environments.
+    # Ctrl-C is sent to all processes of the group; the trainer handles it and still needs its environments.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         env = SingleEnv(make(), name, index, options)
@@ -200,7 +200,7 @@ def _run_worker(pipe: Connection, make: CloudpickleWrapper, name: str, index: in
 
 
 def _pickle_exception(error: Exception) -> tuple[bytes | None, str, str]:
-    """The exception pickled (None where that fails), its summary and its traceback."""
+    """Return the pickled exception (None if pickling fails), its summary and its traceback."""
     text = "".join(traceback.format_exception(error))
     summary = f"{type(error).__qualname__}: {error}"
     try:

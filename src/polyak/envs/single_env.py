@@ -37,13 +37,13 @@ class SingleEnv:
 
     Raises:
         TypeError: `env` is not a `gymnasium.Env`, or returns a value of the wrong type.
-        ValueError: it returns an array of the wrong shape, or an invalid action mask.
+        ValueError: `env` returns an array of the wrong shape, or an invalid action mask.
 
     Args:
         env: a `gymnasium.Env`; its spaces must be supported.
-        name: its name in errors.
-        index: its place in the batch.
-        options: how it is adapted and read.
+        name: name of the environment in errors.
+        index: index in the batch.
+        options: see `EnvOptions`.
     """
 
     def __init__(self, env: Any, name: str, index: int, options: EnvOptions) -> None:
@@ -66,15 +66,15 @@ class SingleEnv:
 
     @functools.cached_property
     def leaves(self) -> list[ArraySpec]:
-        """The arrays of an observation; read only after the spaces were found to be supported."""
+        """The arrays of an observation; valid only for supported spaces."""
         return obs_leaves(self.env.observation_space)
 
     def location(self) -> str:
-        """The environment and the step, with which errors begin."""
+        """Return environment and step, the prefix of errors."""
         return f"{self.name}: env {self.index}, step {self.steps}"
 
     def set_index(self, index: int) -> None:
-        """Set its place in a batch of which others step the rest, for errors."""
+        """Set the index in a batch that is split over processes, for errors."""
         self.index = index
 
     def probe(self) -> bool:
@@ -126,7 +126,7 @@ class SingleEnv:
         return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask, values
 
     def save(self) -> dict[str, Any] | None:
-        """Return a snapshot in plain data, or None where the environment's state cannot be read."""
+        """Return a snapshot as plain data, or None if the environment's state cannot be read."""
         state = snapshots.save(self.env, self._report_state)
         if state is None:
             return None

@@ -1,9 +1,9 @@
-"""Save the whole state of a Gymnasium environment as plain data, and restore it exactly.
+"""Saves the complete state of a Gymnasium environment as plain data, and restores it exactly.
 
-An environment is a chain of layers (wrappers, then the environment itself). A layer's state is what its `get_state()`
-returns, or the attributes of Gymnasium's own classes, which hold all of their state. A chain with any other layer has no
-snapshot, nor has one whose `get_state()` or `set_state(state)` has another meaning. Restoring sets attributes to plain data
-and MuJoCo's arrays, and calls `set_state`; it runs no code that a snapshot names.
+An environment is a chain of layers (wrappers, then the environment itself). The state of a layer is the result of its
+`get_state()`, or the attributes of Gymnasium's own classes, which contain the complete state. A chain with any other layer
+has no snapshot, and neither has a layer whose `get_state()` or `set_state(state)` has another meaning. Restoring sets
+attributes to plain data and MuJoCo's arrays, and calls `set_state`; it runs no code that a snapshot names.
 
 Plain data: dicts with string keys, lists, ints, floats, strings, bools, NumPy arrays of numbers. Other values (None, tuples,
 deques, NumPy scalars, random generators, running means, dicts with other keys) are written as a dict with a `"kind"`.
@@ -23,7 +23,7 @@ from gymnasium.wrappers.utils import RunningMeanStd
 
 from polyak.core.warn import warn
 
-# Gymnasium's environments with all state in attributes; that of Box2D is in C++.
+# Gymnasium's environments with all state in attributes; the state of Box2D is in C++.
 KNOWN_MODULES = (
     "gymnasium.envs.classic_control.",
     "gymnasium.envs.mujoco.",
@@ -40,8 +40,8 @@ SETTINGS = """
 NOT_STATE = frozenset(SETTINGS.split())
 BIT_GENERATORS = (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 GENERATORS = {generator.__name__: generator for generator in BIT_GENERATORS}
-# What MuJoCo computed before the last state and environments read before the next step (positions of bodies lag behind the
-# joints by a substep, so that the state alone does not determine them). Floats only: indices from a file are not trusted.
+# Arrays that MuJoCo computed before the last state and environments read before the next step (positions of bodies lag
+# behind the joints by a substep, so the state does not determine them). Floats only: indices from a file are not trusted.
 MUJOCO_ARRAYS = """
     xpos xquat xmat xipos ximat xanchor xaxis geom_xpos geom_xmat site_xpos site_xmat subtree_com subtree_linvel
     subtree_angmom cinert cvel cacc cfrc_int cfrc_ext qacc qfrc_actuator qfrc_constraint qfrc_bias qfrc_passive
@@ -51,28 +51,29 @@ DERIVED = tuple(MUJOCO_ARRAYS.split())
 
 
 class NotPlain(TypeError):
-    """A value that is not plain data and has no `"kind"`."""
+    """A value is neither plain data nor has a `"kind"`."""
 
 
 @dataclasses.dataclass
 class StateWarning:
-    """Warns once that an environment has `get_state` and `set_state` that give no snapshot, and why."""
+    """Warns once that `get_state` and `set_state` of an environment give no snapshot, with the reason."""
 
     name: str
     is_due: bool = True
 
     def __call__(self, reason: str) -> None:
-        """Warn, unless it was done before."""
+        """Warn, unless the warning was shown before."""
         if self.is_due:
             warn(f"{self.name}: {reason}; there is no snapshot, so that a resumed training begins new episodes")
         self.is_due = False
 
 
 def save(env: Any, report: Callable[[str], None]) -> dict[str, Any] | None:
-    """The state of every layer, or None where the state of a layer cannot be read.
+    """Return the state of every layer, or None if the state of a layer cannot be read.
 
     Args:
-        report: called with the reason where a layer has `get_state` and `set_state` that give no snapshot.
+        env: the environment.
+        report: called with the reason if `get_state` and `set_state` of a layer give no snapshot.
     """
     states = []
     for layer in _layers(env):
@@ -98,9 +99,9 @@ def load(env: Any, snapshot: dict[str, Any]) -> None:
 
 
 def _layers(env: Any) -> list[Any]:
-    """From the outermost wrapper to the environment itself."""
+    """Return all layers, from the outermost wrapper to the environment itself."""
     layers = [env]
-    # Not until `env.unwrapped`, which for an adapter to another library is not a Gymnasium environment.
+    # `env.unwrapped` of an adapter to another library may not be a Gymnasium environment.
     while isinstance(env, gymnasium.Wrapper):
         env = env.env
         layers.append(env)
@@ -112,11 +113,11 @@ def _name(layer: Any) -> str:
 
 
 def save_layer(layer: Any, report: Callable[[str], None]) -> dict[str, Any] | None:
-    """The state of one wrapper or environment (also one of Gymnasium's vectorized ones), or None; see `save`."""
+    """Return the state of one wrapper, environment or vectorized environment of Gymnasium, or None; see `save`."""
     if all(getattr(type(layer), name, None) is not None for name in ("get_state", "set_state")):
         try:
             own_state = _own_state(layer)
-            # `get_state()` may leave out the generator, from which the next episodes start.
+            # `get_state()` may lack the random generator of the next episodes.
             return {"class": _name(layer), **own_state, "generator": encode(vars(layer).get("_np_random"))}
         except NotPlain as error:
             report(str(error))
@@ -135,10 +136,10 @@ def save_layer(layer: Any, report: Callable[[str], None]) -> dict[str, Any] | No
 
 
 def _own_state(layer: Any) -> dict[str, Any]:
-    """What `get_state()` returns: as it is where it is plain data, else encoded.
+    """Return the result of `get_state()`: a copy of plain data, else the encoded value.
 
     Raises:
-        NotPlain: it cannot be encoded, or one of the two methods has another meaning.
+        NotPlain: the result cannot be encoded, or one of the two methods has another meaning.
     """
     cls = type(layer)
     for name, arguments, form in (("get_state", (), "no argument"), ("set_state", (None,), "the state")):
@@ -146,7 +147,7 @@ def _own_state(layer: Any) -> dict[str, Any]:
         if not callable(method):
             raise NotPlain(f"{what} must be a method, got {type(method).__name__}")
         try:
-            with contextlib.suppress(ValueError):  # of a method in C, which has no signature
+            with contextlib.suppress(ValueError):  # A method in C has no signature.
                 inspect.signature(getattr(layer, name)).bind(*arguments)
         except TypeError as error:
             raise NotPlain(f"{what}() must take {form}: {error}") from None
@@ -156,7 +157,7 @@ def _own_state(layer: Any) -> dict[str, Any]:
         raise NotPlain(f"{_name(layer)}.get_state() raised {type(error).__name__}: {error}") from error
     try:
         if _is_plain(own_state):
-            return {"given": copy.deepcopy(own_state)}  # the environment may go on changing it
+            return {"given": copy.deepcopy(own_state)}  # The environment may change its state in place.
         return {"encoded": encode(own_state, f"{_name(layer)}.get_state()")}
     except RecursionError:
         raise NotPlain(f"{_name(layer)}.get_state() refers to itself") from None
@@ -210,13 +211,14 @@ def _load_mujoco(model: Any, data: Any, saved: dict[str, Any]) -> None:
 
 
 def encode(value: Any, path: str = "a value") -> Any:
-    """Plain data for a value.
+    """Convert a value to plain data.
 
     Args:
-        path: its name in the error.
+        value: the value.
+        path: name of the value in errors.
 
     Raises:
-        NotPlain: for objects, functions, arrays of objects.
+        NotPlain: the value contains an object, a function or an array of objects.
     """
     if isinstance(value, np.str_):
         return str(value)
@@ -246,7 +248,7 @@ def encode(value: Any, path: str = "a value") -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The value that `encode` took; arrays are writable copies.
+    """Convert the result of `encode` back; arrays are writable copies.
 
     Raises:
         ValueError: the kind is unknown.

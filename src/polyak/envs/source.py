@@ -1,4 +1,4 @@
-"""How an environment was made, so that equal ones can be made for evaluation and from a run directory."""
+"""The source of an environment, from which equal environments can be created for evaluation and resumed runs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from polyak.envs.classic import DYNAMICS
 
 @dataclass(frozen=True)
 class EnvSource:
-    """The arguments of `polyak.envs.make` that make equal environments again.
+    """The arguments of `polyak.envs.make` that create equal environments.
 
     Attributes:
         id: a name, or a function that creates an environment.
-        options: all others but `num_envs`.
+        options: all other arguments except `num_envs`.
     """
 
     id: Any
@@ -24,19 +24,19 @@ class EnvSource:
 
 
 def can_make_again(id: Any) -> bool:
-    """Whether an argument of `make` makes new environments each time: a name or a function, but no environment.
+    """Return True if `make` can create new environments from an argument repeatedly: a name or a function.
 
-    Environments may define `__call__`, and are no functions for that.
+    Environments that define `__call__` do not count as functions.
     """
     if isinstance(id, str) or not callable(id):
         return isinstance(id, str)
-    import gymnasium  # not at the top: environments in JAX do without it
+    import gymnasium  # Lazy, as JAX environments do not need it.
 
     return not isinstance(id, gymnasium.Env | gymnasium.vector.VectorEnv)
 
 
 def source_of(env: Env | HostEnv) -> EnvSource | None:
-    """How the environments were made, or None if it is not known: they were passed to `make` as objects."""
+    """Return the source of environments, or None if it is unknown, as for environments passed to `make` as objects."""
     if isinstance(env, AutoReset):
         name = next((f"jax/{name}" for name, cls in DYNAMICS.items() if type(env.dynamics) is cls), None)
         dynamics: Any = env.dynamics

@@ -1,4 +1,4 @@
-"""SuperSuit's vector environments of agents that share a policy, as a Gymnasium vector environment with next-step resets."""
+"""SuperSuit's vector environments of agents that share a policy, as a Gymnasium vector environment with NEXT_STEP mode."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from polyak.envs.env_batch import seeds_of
 class SuperSuitEnv(VectorEnv[Any, Any, Any]):
     """A `MarkovVectorEnv`, or several in a `ConcatVecEnv`: each row is one agent of a PettingZoo environment.
 
-    SuperSuit resets a group of agents in the step that ends their episode. Here that step returns the final observations, and
-    the next step of the group returns the first ones of the new episode.
+    SuperSuit resets a group of agents in the step that ends their episode. With this class, that step returns the final
+    observations, and the next step of the group returns the first observations of the new episode.
 
     Raises:
-        ValueError: it runs in processes, from which final observations do not return.
+        ValueError: the environment runs in processes, which do not return final observations.
         RuntimeError: in `step`, only some agents of a group ended.
     """
 
@@ -42,7 +42,7 @@ class SuperSuitEnv(VectorEnv[Any, Any, Any]):
         return self._concatenate([self._rows(obs) for obs, _ in results]), self._merge([info for _, info in results])
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step every group; those whose episode ended return the first observations of the next one instead."""
+        """Step every group; groups whose episode ended return the first observations of the next episode instead."""
         results: list[Any] = []
         action_rows = list(iterate(self.action_space, actions))
         for i, group in enumerate(self._groups):
@@ -70,7 +70,7 @@ class SuperSuitEnv(VectorEnv[Any, Any, Any]):
                     f"agents {np.flatnonzero(last).tolist()} of {group.par_env} ended before the others; polyak trains groups "
                     "whose agents end together"
                 )
-            # The infos are those of the last step, updated by those of the reset.
+            # SuperSuit's infos are from the last step, updated by the reset.
             self._fresh[index] = rows, infos
             rows = [info["terminal_observation"] for info in infos]
         return rows, reward, terminated, truncated, infos
@@ -82,7 +82,7 @@ class SuperSuitEnv(VectorEnv[Any, Any, Any]):
         return _stack(self.single_observation_space, [row for rows in groups for row in rows])
 
     def _merge(self, infos: Sequence[list[dict[str, Any]]]) -> dict[str, Any]:
-        """The infos of all agents in the form of Gymnasium's vector environments."""
+        """Merge the infos of all agents into the form of Gymnasium's vector environments."""
         merged: dict[str, Any] = {}
         for i, info in enumerate(each for group in infos for each in group):
             merged = self._add_info(merged, {k: v for k, v in info.items() if k != "terminal_observation"}, i)

@@ -68,7 +68,8 @@ class ObsCheck:
         leaf: the array in the environment's dtype.
         space: its polyak space.
         nonfinite: raise an error, or pass NaN and infinity on.
-        out_of_bounds: what to do with finite floats out of bounds (an integer out of bounds always raises).
+        num_envs: number of environments.
+        out_of_bounds: handling of finite floats out of bounds (an integer out of bounds always raises).
     """
 
     def __init__(
@@ -100,10 +101,10 @@ class ObsCheck:
         """Check and cast the array.
 
         Raises:
-            InvalidValue: NaN, infinity, or an integer out of its space; a float out of bounds where `out_of_bounds="error"`.
+            InvalidValue: NaN, infinity, or an integer out of its space; or a float out of bounds with `out_of_bounds="error"`.
         """
         if self.low is not None:
-            # No bound is infinite here, so that NaN and infinity fail too.
+            # All bounds are finite, so that NaN and infinity fail too.
             is_inside = np.abs(array) <= self.high if self.symmetric else (array >= self.low) & (array <= self.high)
             if np.count_nonzero(is_inside) != self.size:
                 array = self._outside(array, location)
@@ -139,7 +140,7 @@ class ObsCheck:
         return array
 
     def _advice(self, array: npt.NDArray[Any]) -> str:
-        """What to do about integers of 64 bits that agents, whose integers have 32, cannot get."""
+        """Return advice for 64-bit integers that do not fit into the 32-bit integers of agents."""
         if self.dtype.kind not in "iu" or self.leaf.dtype.itemsize <= self.dtype.itemsize or self.start is not None:
             return ""
         narrow = np.iinfo(self.dtype)
@@ -147,14 +148,14 @@ class ObsCheck:
         return "" if fits.all() else f"; agents get integers of 32 bits ({self.dtype}), so return floats, or smaller ones"
 
     def _message(self, array: npt.NDArray[Any], bad: npt.NDArray[np.bool_], low: Any, high: Any, location: Location) -> str:
-        """The error of the first environment with a bad value."""
+        """Return the error message of the first environment with a bad value."""
         env = int(np.argwhere(bad)[0][0])
         low, high = (np.broadcast_to(bound, array.shape)[env] for bound in (low, high))
         return range_error(f"{location(env)}: {self.name}", np.asarray(array[env]), low, high)
 
 
 def check_reward(reward: npt.NDArray[Any], nonfinite: Literal["error", "pass"], location: Location) -> npt.NDArray[np.float32]:
-    """Check rewards and cast them to float32; a float32 array is returned as it is.
+    """Check rewards and cast them to float32; a float32 array is returned unchanged.
 
     Raises:
         InvalidValue: NaN, infinity, or beyond the range of float32.
@@ -175,9 +176,10 @@ class ActionCheck:
     """Checks one array of a batch of an agent's actions, and converts it to the environment's units and dtype.
 
     Args:
-        array: what it must be.
-        spec: of the environment, with this array's space as the action space.
-        gym_space: the same space in Gymnasium's terms.
+        array: expected shape, dtype and bounds.
+        spec: spec of the environment, with this array's space as the action space.
+        gym_space: the same space as a Gymnasium space.
+        num_envs: number of environments.
     """
 
     def __init__(self, array: ArraySpec, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:
@@ -194,20 +196,20 @@ class ActionCheck:
         self.highest = np.array(np.broadcast_to(0 if self.is_box else np.asarray(array.high, np.uint64), self.shape))
 
     def __call__(self, action: Any) -> npt.NDArray[Any]:
-        """The environment's actions, in a new array.
+        """Return the environment's actions, in a new array.
 
         Raises:
             TypeError: floats for integers or the other way round.
             ValueError: a wrong shape, NaN, infinity, or an integer out of its space.
         """
         array = to_array(self.name, action, self.shape, self.array.dtype, exact=True)
-        # As an unsigned number, a negative one is too large as well.
+        # As an unsigned number, a negative number is too large as well.
         good = np.isfinite(array) if self.is_box else array.astype(np.uint64) <= self.highest
         if np.count_nonzero(good) != self.size:
-            # A finite Box action out of bounds is clipped, so that its bounds are not checked.
+            # A finite Box action out of bounds is clipped, so only the range of float32 is checked.
             low, high = (-FLOAT32_MAX, FLOAT32_MAX) if self.is_box else (self.array.low, self.array.high)
             check_range(self.name, np.where(good, 0, array), low, high, batched=True)
-        # Not `native_action` of integers: a start may need the 64 bits that the environment's dtype has.
+        # Without `native_action` for integers, as a start may need the 64 bits of the environment's dtype.
         native: npt.NDArray[Any] = self.spec.native_action(array) if self.is_box else array + self.start
         return native.astype(self.dtype)
 
@@ -216,8 +218,9 @@ class ActionReader:
     """Checks a batch of an agent's actions, and converts it to the environment's units and dtypes.
 
     Args:
-        spec: of the environment.
-        gym_space: its action space in Gymnasium's terms.
+        spec: spec of the environment.
+        gym_space: its action space as a Gymnasium space.
+        num_envs: number of environments.
     """
 
     def __init__(self, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:
@@ -230,10 +233,10 @@ class ActionReader:
         ]
 
     def __call__(self, action: Any) -> Any:
-        """The environment's action.
+        """Return the environment's action.
 
         Raises:
-            TypeError, ValueError: as `ActionCheck`, or a part is missing.
+            TypeError, ValueError: see `ActionCheck`; or a part is missing.
         """
         if isinstance(self.space, Leaf):
             return self.checks[0](action)
@@ -242,7 +245,7 @@ class ActionReader:
 
 
 def _gym_leaves(space: Any) -> list[Any]:
-    """The leaves of a Gymnasium space in the order of polyak's."""
+    """Return the leaves of a Gymnasium space in the order of polyak's spaces."""
     parts = getattr(space, "spaces", None)
     if parts is None:
         return [space]

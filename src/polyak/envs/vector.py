@@ -1,4 +1,4 @@
-"""A vector environment of Gymnasium or of a user as a batch with next-step autoreset, whatever its own autoreset mode."""
+"""A Gymnasium vector environment as a batch with next-step autoreset, from any autoreset mode."""
 
 import contextlib
 import dataclasses
@@ -29,8 +29,8 @@ from polyak.envs.obs_reader import obs_leaves, read_obs
 class ResetOptions(dict[str, Any]):
     """Options of `reset` that keep their `reset_mask` for the wrappers of a vector environment.
 
-    Gymnasium's vector environments and wrappers remove it from the dict, so that the next wrapper outside, such as
-    `RecordEpisodeStatistics`, would take a reset of some environments for one of all.
+    Gymnasium's vector environments and wrappers remove `reset_mask` from the dict, so that the next outer wrapper, such as
+    `RecordEpisodeStatistics`, would take a reset of some environments for a reset of all.
     """
 
     def pop(self, key: str, *default: Any) -> Any:
@@ -69,7 +69,7 @@ class ResetOnce:
 
 
 class MaskedResets(VectorWrapper):  # without type arguments, which Gymnasium's vector wrappers do not take when running
-    """Passes `ResetOptions` on as a plain dict, of which a vector environment passes the rest to its environments.
+    """Converts `ResetOptions` to a plain dict, whose rest a vector environment passes on to its environments.
 
     While they run, the environments of a `SyncVectorEnv` are `ResetOnce`.
     """
@@ -104,16 +104,17 @@ class MaskedResets(VectorWrapper):  # without type arguments, which Gymnasium's 
 class VectorBatch:
     """A batch of a vector environment.
 
-    NEXT_STEP needs no conversion. A vector environment steps all its environments together, so in the other modes one whose
-    episode ended takes the next step with the others (its action is ignored) and is then reset by
-    `options={"reset_mask": ...}`; the result of that step is discarded. SAME_STEP has already reset it once; its final
-    observation is read from `info["final_obs"]`. DISABLED leaves it in its final state, where some environments raise when
-    stepped, so it is also reset before that step. `MaskedResets` leaves out the step and one of the two resets where it can.
+    NEXT_STEP needs no conversion. A vector environment steps all its environments together, so in the other modes an
+    environment whose episode ended takes the next step with the others (its action is ignored) and is then reset by
+    `options={"reset_mask": ...}`; the result of that step is discarded. In SAME_STEP the environment was already reset once,
+    and its final observation is read from `info["final_obs"]`. In DISABLED the environment is still in its final state, where
+    some environments raise when stepped, so it is also reset before that step. `MaskedResets` omits
+    the step and one of the two resets where possible.
 
     Raises:
-        ValueError: the environment's metadata has no autoreset mode, or a wrapper needs NEXT_STEP; in `step`, it ignores
-            `reset_mask`, returns no `final_obs`, or arrays of the wrong shape.
-        TypeError: it returns arrays of the wrong dtype.
+        ValueError: the environment's metadata has no autoreset mode, or a wrapper needs NEXT_STEP; in `step`, the environment
+            ignores `reset_mask`, returns no `final_obs`, or returns arrays of the wrong shape.
+        TypeError: the environment returns arrays of the wrong dtype.
     """
 
     def __init__(self, env: "VectorEnv[Any, Any, Any]", name: str, options: EnvOptions) -> None:
@@ -134,7 +135,7 @@ class VectorBatch:
         self._check_wrappers()
         layers = layers_of(env)
         self._is_wrapped = len(layers) > 1 and self.mode is not AutoresetMode.NEXT_STEP
-        # Below the wrappers, which read the mask after the reset; once, where an environment is made twice.
+        # Below the wrappers, which read the mask after the reset; only once if `make` is called twice for an environment.
         if self._is_wrapped and not isinstance(layers[-2], MaskedResets):
             layers[-2].env = MaskedResets(layers[-1])
         self._report_state = snapshots.StateWarning(name)
@@ -147,12 +148,12 @@ class VectorBatch:
         self._no_env = np.zeros(self.num_envs, bool)
 
     def location(self) -> str:
-        """The environment and the step, with which errors begin."""
+        """Return environment and step, the prefix of errors."""
         return f"{self.name}: step {self.steps}"
 
     def probe(self) -> bool:
         """Reset once and return whether there are action masks."""
-        # Not in the constructor: by now the space was found to be supported.
+        # Not in the constructor, as the space is known to be supported only now.
         self._leaves = obs_leaves(self.obs_space)
         self._batched = [dataclasses.replace(leaf, shape=(self.num_envs, *leaf.shape)) for leaf in self._leaves]
         self.has_mask = "action_mask" in self._call("reset", seed=0)[1]
@@ -169,10 +170,10 @@ class VectorBatch:
         return [seed]
 
     def take_part(self, start: int, total: int) -> None:
-        """Raise an error unless these are all: a vector environment has one random generator, and no parts.
+        """Raise an error unless the part is the complete batch: a vector environment has a single random generator.
 
         Raises:
-            ValueError: they are a part.
+            ValueError: the part is smaller than the batch.
         """
         if (start, total) != (0, self.num_envs):
             raise ValueError(
@@ -208,7 +209,7 @@ class VectorBatch:
         return RawStep(arrays, reward, terminated, truncated, masks, info=values)
 
     def save(self) -> list[Any] | None:
-        """Return a snapshot in plain data, or None where the state cannot be read."""
+        """Return a snapshot as plain data, or None if the state cannot be read."""
         state = snapshots.save_layer(self.env, self._report_state) if self.env is self.env.unwrapped else None
         return None if state is None else [{"env": state, "steps": self.steps, "seed": self.seed}]
 
@@ -233,7 +234,7 @@ class VectorBatch:
         return masks
 
     def _check_wrappers(self) -> None:
-        """Check that no wrapper clears the state of all environments where only some reset, which NEXT_STEP never does."""
+        """Check that no wrapper clears the state of all environments at a partial reset, which only NEXT_STEP avoids."""
         if self.mode is AutoresetMode.NEXT_STEP or not any(isinstance(layer, NormalizeReward) for layer in layers_of(self.env)):
             return
         raise ValueError(
@@ -263,7 +264,7 @@ class VectorBatch:
         return result
 
     def _read(self, obs: Any) -> list[npt.NDArray[Any]]:
-        """The observation's arrays, copied, as the environment may write into its own."""
+        """Return copies of the observation's arrays, as the environment may reuse its arrays."""
         leaf = self._batched[0]
         if type(obs) is np.ndarray and obs.shape == leaf.shape and obs.dtype == leaf.dtype and not leaf.keys:
             return [obs.copy()]
@@ -284,7 +285,7 @@ class VectorBatch:
         return array
 
     def _masks(self, info: dict[str, Any], skip: Flags) -> list[Flags] | None:
-        """The action masks; all ones for the environments to `skip`."""
+        """Return the action masks; all ones for the environments to `skip`."""
         if not self.has_mask:
             if "action_mask" in info:
                 raise ValueError(f"{self.location()}: info must not have an action_mask, as the first reset returned none")
@@ -301,7 +302,7 @@ class VectorBatch:
         return masks
 
     def _read_info(self, info: dict[str, Any], is_last: Flags, reset_mask: Flags) -> dict[str, npt.NDArray[np.float64]]:
-        """The values that loops report; without metrics to read, only those of the ends of episodes."""
+        """Return the values of `info` that loops report; without `info_metrics`, only values at the end of episodes."""
         reads = ~reset_mask if self.info_metrics else is_last
         if not np.count_nonzero(reads):
             return {}
@@ -321,7 +322,7 @@ class VectorBatch:
         return result
 
     def _insert_first_obs(self, arrays: list[Any], masks: list[Flags] | None, reset_mask: Flags) -> None:
-        """Reset environments and replace the observations of their discarded step by the first ones."""
+        """Reset environments, and replace the observations of their discarded step by the first observations."""
         obs, info = self._reset_envs(reset_mask)
         for array, fresh in zip(arrays, self._read(obs), strict=True):
             if not np.array_equal(array[~reset_mask], fresh[~reset_mask], equal_nan=array.dtype.kind == "f"):
@@ -335,18 +336,18 @@ class VectorBatch:
                 mask[reset_mask] = new_mask[reset_mask]
 
     def _insert_final_obs(self, arrays: list[Any], info: dict[str, Any], is_last: Flags) -> None:
-        """Replace the first observations of the next episodes by the final ones of those that ended."""
+        """Replace the first observations of new episodes by the final observations of the episodes that ended."""
         final = info.get("final_obs")
         if final is None:
             raise ValueError(
                 f"{self.location()}: info must have 'final_obs' where an episode ended (the mode is {self.mode}), got none"
             )
         if isinstance(final, dict):
-            # One batch for each part; the environments whose episode goes on may have anything there.
+            # One batch for each part; entries of environments whose episode goes on are arbitrary.
             for array, batch in zip(arrays, self._read(final), strict=True):
                 array[is_last] = batch[is_last]
             return
-        # Not `np.ndim` of a list, which may hold arrays and None.
+        # `np.ndim` fails for a list of arrays and None.
         is_batch = isinstance(final, list | tuple) or np.ndim(final) > 0
         if not is_batch or len(final) != self.num_envs:
             raise ValueError(f"{self.location()}: info['final_obs'] must have {self.num_envs} entries, got {final!r:.80}")
