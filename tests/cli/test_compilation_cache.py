@@ -70,7 +70,7 @@ def test_a_directory_that_others_can_enter_is_rejected(mode, tmp_path):
     directory.mkdir()
     directory.chmod(mode)
     with pytest.raises(
-        PermissionError, match="must be a directory of your own with mode 0700, as its files are executed; got d"
+        PermissionError, match="must be a directory that you own, with mode 0700, as its files are executed; got d"
     ):
         open_directory(directory)
 

@@ -24,8 +24,8 @@ commands:
   list                     list algorithms, presets and environments
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
-Environments are named by their source: CartPole-v1 and HalfCheetah-v5 are Gymnasium's and step on the host;
-jax/CartPole-v1 is polyak's and gymnax/... are gymnax's: they are compiled with the agent into one program.
+The prefix of a name is the source of the environment: CartPole-v1 and HalfCheetah-v5 are from Gymnasium and step on
+the host; jax/CartPole-v1 is from polyak and gymnax/... are from gymnax, and are compiled with the agent.
 
 exit codes: 0 success, 1 runtime error, 2 usage error, 129 terminal closed, 130 Ctrl-C, 141 broken pipe, 143 SIGTERM
 """
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _replace_unencodable_characters()
     try:
         code = _run(argv)
-        if sys.stdout is not None:  # as it is after `>&-`
+        if sys.stdout is not None:  # None after `>&-`
             sys.stdout.flush()
     except BrokenPipeError:
         from polyak.core.output import discard_output, is_broken_pipe
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    # Not `list(...)`: here that is the module of `polyak list`, once it is imported.
+    # `list` may be the imported module of `polyak list` here.
     arguments = [*(sys.argv[1:] if argv is None else argv)]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
@@ -69,15 +69,15 @@ def _run(argv: Sequence[str] | None) -> int:
             command = _command(name, is_own_process=argv is None)
         return command(rest)
     except KeyboardInterrupt:
-        # Only outside of training, which handles signals itself.
+        # Training handles signals itself.
         print("stopped by Ctrl-C", file=sys.stderr)
         return 130
 
 
 def _replace_unencodable_characters() -> None:
-    """Print `?` for what the encoding of the output lacks, as that of `…` in latin-1: an error would end the training."""
+    """Print `?` for characters that the output's encoding lacks (`…` in latin-1): an error would end training."""
     for stream in (sys.stdout, sys.stderr):
-        # Standard error has another way to print them.
+        # Standard error already has another error handler.
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
 
@@ -90,7 +90,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print one line, without the place in the source that Python adds."""
+    """Print one line, without the source location that Python adds."""
     from polyak.core.suggestions import escape_control
 
     print(f"warning: {escape_control(str(message))}", file=sys.stderr)
@@ -98,13 +98,13 @@ def _show_warning(
 
 @contextmanager
 def _exit_on_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process while modules are imported, where it would surface as any other exception."""
+    """Exit at once on Ctrl-C while modules are imported, where KeyboardInterrupt could surface as another exception."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         os.write(2, b"stopped by Ctrl-C\n")
         os._exit(128 + number)
 
-    # Only the main thread may set a handler; one that ignores Ctrl-C, as under nohup, or that is not Python's stays.
+    # Only the main thread may set a handler. Other handlers than Python's default are kept, as under nohup.
     is_default = (
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
@@ -118,7 +118,7 @@ def _exit_on_ctrl_c() -> Iterator[None]:
 
 
 def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
-    """The function of a command, imported when it is needed: JAX takes most of a second."""
+    """Return the function of a command, imported lazily: JAX takes most of a second."""
     match name:
         case "train":
             from polyak.cli.train import train

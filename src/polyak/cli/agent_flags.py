@@ -1,4 +1,4 @@
-"""Flags from the fields of an agent's class, read from its source: importing it imports JAX, which takes most of a second.
+"""Flags from the fields of an agent's class, read from its source: an import would import JAX, which takes most of a second.
 
 A field is a flag if its type is `bool`, `int`, `float`, `str`, `Scalar`, `Schedule`, a `Literal`, or a union of these or with
 None, and its default is a literal. Other fields are set in Python.
@@ -20,10 +20,12 @@ from polyak.presets.preset import LinearOverTraining
 
 
 def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str] = ()) -> type:
-    """A dataclass with a flag for each field of `agent`, a `"module:Class"`, with these defaults, else the field's.
+    """Create a dataclass with a flag for each field of `agent`, a `"module:Class"`.
 
     Args:
-        others: names of other flags; fields of these names are set in Python.
+        agent: the class.
+        defaults: defaults that replace the fields' defaults.
+        others: names of other flags; fields with these names are set in Python.
     """
     texts: dict[str, str] = {}
     fields: dict[str, Any] = {}
@@ -41,32 +43,32 @@ def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str]
 
 
 NO_SETTINGS: Any = dataclasses.make_dataclass("NoSettings", [], frozen=True)()
-"""The flags of an agent that a function of one's own makes."""
+"""The flags of an agent from a user-defined function."""
 
 
 def changed_settings(flags: Any) -> dict[str, Any]:
-    """The settings of an object of `agent_flags` that the command line sets.
+    """Return the settings of an `agent_flags` object that were set on the command line.
 
-    Where a flag is left out, tyro returns the very object of the default; another float may be equal to it.
+    For a flag that is left out, tyro returns the default object itself; a float from the command line may equal this object.
     """
     found = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
     return {name: value for name, (value, default) in found.items() if value is not default}
 
 
 def setting_names(agent: str) -> list[str]:
-    """The names of all fields of a `"module:Class"`."""
+    """Return the names of all fields of a `"module:Class"`."""
     return list({name: None for declaration in class_sources(agent) for name in _declared(declaration)})
 
 
 def _declared(declaration: ast.ClassDef) -> dict[str, ast.AnnAssign]:
-    """The fields that a class declares, and the ones whose default it changes."""
+    """Return the fields that a class declares, or whose default it changes."""
     nodes = [node for node in declaration.body if isinstance(node, ast.AnnAssign) and node.value is not None]
     fields = {node.target.id: node for node in nodes if isinstance(node.target, ast.Name)}
     return {name: node for name, node in fields.items() if "ClassVar" not in ast.unparse(node.annotation)}
 
 
 def _default(node: ast.expr | None) -> Any:
-    """The default of a field, `= 1` or `= integer(default=1)`; MISSING if it has none or none that is a literal."""
+    """Return the default of a field, `= 1` or `= integer(default=1)`; MISSING without a default, or if it is no literal."""
     if isinstance(node, ast.Call):
         node = next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
     try:
@@ -76,7 +78,7 @@ def _default(node: ast.expr | None) -> Any:
 
 
 def _flag_type(annotation: str) -> Any:
-    """What tyro parses for the type of a field; None if it cannot be a flag."""
+    """Return the type that tyro parses for the annotation of a field; None if the field cannot be a flag."""
     if annotation in FLAG_TYPES:
         return FLAG_TYPES[annotation]
     if annotation.startswith("Literal[") and annotation.endswith("]"):
@@ -89,11 +91,11 @@ def _flag_type(annotation: str) -> Any:
 
 
 LINEAR = "linear:START[:END[:FRACTION]]"
-"""How a schedule is written: from START to END, else 0, over the first FRACTION of the training, else all of it."""
+"""Syntax of a schedule: from START to END (default 0) over the first FRACTION (default 1) of the training."""
 
 
 def _parse_schedule(words: list[str]) -> Any:
-    """A number, or a `LINEAR` schedule."""
+    """Parse a number or a `LINEAR` schedule."""
     name, *numbers = words[0].split(":")
     values = []
     with contextlib.suppress(ValueError):

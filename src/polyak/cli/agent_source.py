@@ -1,4 +1,4 @@
-"""The source of an agent's class, read without importing it: that would start JAX, which takes most of a second."""
+"""Reads the source of an agent's class without an import, which would import JAX and take most of a second."""
 
 import ast
 import functools
@@ -9,18 +9,18 @@ import polyak
 
 
 def agent_summary(agent: str) -> str:
-    """The first line of the docstring of a `"module:Class"`."""
+    """Return the first line of the docstring of a `"module:Class"`."""
     return (ast.get_docstring(class_source(agent)) or "").partition("\n")[0]
 
 
 def class_sources(agent: str) -> list[ast.ClassDef]:
-    """The definitions of a `"module:Class"` and of its bases, in the order in which Python looks up their attributes.
+    """Return the definitions of a `"module:Class"` and of its bases, in method resolution order.
 
-    A base is found in the same module, or where it is imported from by name, also by way of a package, or as `polyak.SAC`. One
-    that is not found is left out: its fields are no flags.
+    A base is found in the same module, in the module from which it is imported by name, also through a package, or as
+    `polyak.SAC`. A base that is not found is skipped: its fields are no flags.
 
     Raises:
-        ImportError: there is no such module, or it defines no such class.
+        ImportError: there is no such module, or the module defines no such class.
     """
     order: list[ast.ClassDef] = []
     visited: set[ast.ClassDef] = set()
@@ -39,7 +39,7 @@ def class_sources(agent: str) -> list[ast.ClassDef]:
 
 
 def class_source(agent: str) -> ast.ClassDef:
-    """The definition of a `"module:Class"`.
+    """Return the definition of a `"module:Class"`.
 
     Raises:
         ImportError: there is no such module, or it defines no such class.
@@ -62,7 +62,7 @@ def _find_base(module: str, node: ast.ClassDef, base: str) -> tuple[str, ast.Cla
 
 
 def _find_class(module: str, name: str, visited: frozenset[tuple[str, str]]) -> tuple[str, ast.ClassDef] | None:
-    """The module and the definition of a class that a module defines or imports."""
+    """Find the module and the definition of a class that a module defines or imports."""
     if module == "polyak":
         module = next((f"polyak.{inner}" for inner, names in polyak._MODULES.items() if name in names), module)
     if (module, name) in visited:
@@ -86,7 +86,7 @@ def _find_import(module: str, name: str, visited: frozenset[tuple[str, str]]) ->
 
 
 def _imported_module(module: str, node: ast.ImportFrom) -> str:
-    """The absolute name of the module that `from ... import` in a module names."""
+    """Return the absolute name of the module in a `from ... import` of a module."""
     if not node.level:
         return node.module or ""
     found = importlib.util.find_spec(module)
@@ -97,10 +97,10 @@ def _imported_module(module: str, node: ast.ImportFrom) -> str:
 
 @functools.cache
 def _tree_of(module: str) -> ast.Module:
-    """The syntax tree of a module.
+    """Parse the syntax tree of a module.
 
     Raises:
-        ImportError: there is no such module, or it has no source in Python.
+        ImportError: there is no such module, or the module has no Python source.
     """
     found = importlib.util.find_spec(module) if module else None
     if found is None or found.origin is None or not found.origin.endswith(".py"):

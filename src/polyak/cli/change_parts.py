@@ -24,7 +24,7 @@ NETWORK_FIELDS = ("network", "actor", "critics")
 
 
 def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, replay_flags: ReplayFlags, env_steps: int) -> Agent:
-    """The agent with the networks and the replay that flags set; with a recurrent network it learns from sequences.
+    """Return the agent with the networks and the replay set by flags; a recurrent network implies a replay of sequences.
 
     Raises:
         UsageError: the agent has no such setting, or would no longer explore.
@@ -41,7 +41,7 @@ def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, repl
         kind = "sequence" if isinstance(networks.get("network"), RecurrentNetwork) else None
         parts["replay"] = changed_replay(fields["replay"], replay_flags, kind, env_steps)
     changed: Any = dataclasses.replace(agent, **parts) if parts else agent  # type: ignore[type-var]
-    # Rainbow explores by the noise of its network alone.
+    # Rainbow explores only by the noise of its network.
     if "network" in networks and is_noisy(fields["network"]) and not is_noisy(changed.network) and changed.epsilon == 0:
         raise UsageError("nothing explores without --noisy while --epsilon is 0; set it, e.g.: --epsilon linear:1:0.05:0.1")
     made: Agent = changed
@@ -49,7 +49,7 @@ def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, repl
 
 
 def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags) -> dict[str, Any]:
-    """The networks of an agent with the settings that flags change, by its fields; none without flags.
+    """Return the changed networks of an agent, by field; empty without flags.
 
     Raises:
         UsageError: the agent has no such setting.
@@ -80,14 +80,14 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
 
 
 def _fields_by_flag(network: Any) -> dict[str, str]:
-    """The fields of a network and of its head, by the flag that sets them."""
+    """Return the fields of a network and of its head, by the flag that sets the field."""
     head = dataclasses.fields(network.head) if isinstance(network, BuiltInNetwork) and network.head else ()
     names = {field.name: field.name for field in (*dataclasses.fields(network), *head)}
     return names | ({"value_hidden": "hidden", "value_activation": "activation"} if isinstance(network, Critics) else {})
 
 
 def _replace(network: Any, changes: Mapping[str, Any]) -> Any:
-    """The network with other values of its fields, or of its head's."""
+    """Return the network with other values for its fields, or for fields of its head."""
     own = {name: changes[name] for name in changes if name in network.__dataclass_fields__}
     if own.keys() != changes.keys():
         own["head"] = dataclasses.replace(network.head, **{name: changes[name] for name in changes if name not in own})
@@ -95,13 +95,16 @@ def _replace(network: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _make_network(algorithm: str, kind: str, present: Any, *, has_replay: bool) -> Any:
-    """A network of this kind in place of the present one, with the same head but for its settings.
+    """Create a network of another kind, with a head of the same class.
 
     Args:
-        has_replay: the agent has a replay, which gives a recurrent network sequences to learn from.
+        algorithm: name of the algorithm, for errors.
+        kind: kind of the new network.
+        present: the present network.
+        has_replay: the agent has a replay, which can store sequences for a recurrent network.
 
     Raises:
-        UsageError: the agent has a network of another sort.
+        UsageError: the algorithm does not support this kind of network.
     """
     head = present.head if isinstance(present, BuiltInNetwork) else None
     kinds: Mapping[str, type[BuiltInNetwork]] = {} if head is None else FEEDFORWARD

@@ -1,9 +1,9 @@
 """JAX's persistent compilation cache for the command line, in the user's cache directory.
 
-Its files are executables: the directory belongs to the user alone. JAX writes a file in place, so a run uses a directory of its
-own with hard links to the shared files, and moves its new files into the shared directory when it ends: no run ever reads a
-file that another is writing, or was killed while writing. JAX's `jax_compilation_cache_max_size` does not replace this: a file
-that is cut short is never written again, and before it is read it makes every later write fail.
+The cached files are executables, so the directory must be private to the user. JAX writes files in place, so each run uses a
+separate directory with hard links to the shared files, and moves new files into the shared directory at the end: no run reads a
+file that another run is writing, or was killed while writing. JAX's `jax_compilation_cache_max_size` is no replacement: a
+truncated file is never written again, and makes every write fail until it is read.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
     """Cache compiled programs while the block runs, unless JAX runs already or the user has configured a cache.
 
     Args:
-        threads: that XLA computes with, which its programs depend on.
+        enabled: use the cache.
+        threads: number of XLA threads, on which programs depend; None is XLA's default.
     """
     if (
         not enabled
@@ -54,7 +55,7 @@ def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
 
 
 def cache_directory() -> Path:
-    """`$XDG_CACHE_HOME/polyak`, else the platform's: `~/.cache/polyak`, on macOS `~/Library/Caches/polyak`."""
+    """Return `$XDG_CACHE_HOME/polyak` if set, else `~/.cache/polyak`, or on macOS `~/Library/Caches/polyak`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
         return Path(base) / "polyak"
@@ -65,8 +66,8 @@ def open_directory(directory: Path) -> Path:
     """Create the directory with mode 0700 if it does not exist.
 
     Raises:
-        PermissionError: it is not the user's own, or others may enter it.
-        OSError: it cannot be created.
+        PermissionError: the directory does not belong to the user, or other users may enter it.
+        OSError: the directory cannot be created.
     """
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -74,14 +75,14 @@ def open_directory(directory: Path) -> Path:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(
-            f"{directory} must be a directory of your own with mode 0700, as its files are executed; got "
+            f"{directory} must be a directory that you own, with mode 0700, as its files are executed; got "
             f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
         )
     return directory
 
 
 def _machine(threads: int | None) -> str:
-    """A name for what JAX's keys leave out: the processor, whose instructions a program uses, and the number of threads."""
+    """Return a name for the processor and the number of threads, on which programs depend and which JAX's keys lack."""
     processor = platform.machine() + platform.processor()
     with contextlib.suppress(OSError):
         lines = set(Path("/proc/cpuinfo").read_text().splitlines())
@@ -92,7 +93,7 @@ def _machine(threads: int | None) -> str:
 
 @contextmanager
 def _session(shared: Path) -> Iterator[Path]:
-    """A directory with all that is cached, whose new files go into the shared directory at the end."""
+    """Create a directory with links to all cached files; new files are moved into the shared directory at the end."""
     shared.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as stack:
         with _locked(shared):
@@ -133,7 +134,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _publish(session: Path, shared: Path) -> None:
-    """Move new files into the shared directory, then delete the oldest ones there beyond 1 GiB."""
+    """Move new files into the shared directory, then delete the oldest files beyond 1 GiB."""
     for path in _files(session):
         os.replace(path, shared / path.name)
     total = 0
@@ -145,10 +146,10 @@ def _publish(session: Path, shared: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a directory; the end of the process releases it too.
+    """Hold the lock of a directory; the end of the process releases the lock too.
 
     Raises:
-        BlockingIOError: another process holds it, and this one shall not wait.
+        BlockingIOError: another process holds the lock, and `wait` is False.
     """
     descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""polyak evaluate RUN: evaluates the greedy policy of a run, or of each of several."""
+"""polyak evaluate RUN: evaluates the greedy policy of one or several runs."""
 
 import dataclasses
 import json
@@ -34,13 +34,13 @@ from polyak.train.statistics import seed_statistics
 from polyak.train.summary import NOTHING, align_table, format_return
 
 PolicyFlag: TypeAlias = Annotated[
-    str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: the run's policy alone)")
+    str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: only the run's policy)")
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateFlags:
-    """How many episodes, and where they start."""
+    """Number of episodes, and their seed."""
 
     own: OwnGroupOfRun
 
@@ -51,16 +51,16 @@ class EvaluateFlags:
     max_steps: Annotated[int | None, default_hint("the run's --eval-max-steps", "INT")] = None
     """maximum number of steps of each environment"""
     policy: PolicyFlag = None
-    """Python policy to compare with the run's: a function of the observation, an object with `action`, or a PythonPolicy"""
+    """Python policy to compare with: a function of the observation, an object with `action`, or a PythonPolicy"""
     imports: ImportFlag = None
-    """module of an environment named `MODULE:Name-v0`, which is imported only if it is named here"""
+    """module of an environment `MODULE:Name-v0`; without this flag the module is not imported"""
     compilation_cache: bool = True
     """keep compiled programs in the user's cache directory, which shortens later starts"""
 
 
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    description = "Evaluate the greedy policy of RUN: a run directory, the `best` in one, or a directory of runs (seeds)."
+    description = "Evaluate the greedy policy of RUN: a run directory, its subdirectory `best`, or a directory of runs (seeds)."
     try:
         directory, flags = parse_for_run(EvaluateFlags, arguments, command="evaluate", description=description)
         check_integer("polyak evaluate", "--episodes", flags.episodes)
@@ -68,7 +68,7 @@ def evaluate(arguments: list[str]) -> int:
         check_integer("polyak evaluate", "--max-steps", flags.max_steps, optional=True)
         with ExitStack() as stack:
             stack.enter_context(compilation_cache(flags.compilation_cache, None))
-            count_devices()  # Raises where JAX does not start.
+            count_devices()  # Raises if JAX does not start.
             inside = runs_in(directory)
             if inside and flags.policy is not None:
                 raise UsageError(f"--policy is compared with one run; give one of {', '.join(map(str, inside))}")
@@ -76,7 +76,7 @@ def evaluate(arguments: list[str]) -> int:
             stack = stack.pop_all()
     except ERRORS as error:
         return fail(error)
-    # An exception from here on is the policy's, not a usage error.
+    # Later exceptions are from the policy or the environment, not usage errors.
     with stack:
         try:
             return _evaluate_all(directory, inside, flags) if task is None else _evaluate(task, flags)
@@ -85,16 +85,15 @@ def evaluate(arguments: list[str]) -> int:
 
 
 ERRORS = (UsageError, ValueError, TypeError, ImportError, RunError, ConfigError, CheckpointError)
-"""Why a run cannot be evaluated."""
+"""Reasons for which a run cannot be evaluated."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """Policies by name, each with its own environment.
+    """Policies by name, each with a separate environment.
 
     Attributes:
-        settings: the run's config without its seed and what depends on the machine: runs where they are equal are seeds of one
-            training.
+        settings: the run's config without seed, threads and devices; runs with equal settings are seeds of one training.
     """
 
     directory: Path
@@ -138,9 +137,9 @@ def _evaluate(task: _Task, flags: EvaluateFlags) -> int:
 
 
 def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlags) -> int:
-    """Evaluate several runs: a row for each, and what they are together where they differ in the seed alone.
+    """Evaluate several runs: prints a row for each run, and statistics for runs that differ only in the seed.
 
-    Returns 1 if a run cannot be evaluated; the others are.
+    Returns 1 if a run cannot be evaluated; the other runs are evaluated.
     """
     played: dict[str, list[tuple[_Task, Evaluation]]] = {}
     failed: dict[str, str] = {}
@@ -150,7 +149,7 @@ def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlag
             (evaluation,) = _play(task, flags).values()
         except (*ERRORS, UnendedEpisodes) as error:
             failed[str(directory.relative_to(parent))] = str(error)
-        except Exception as error:  # of an environment or a policy, which may raise anything
+        except Exception as error:  # An environment or a policy may raise any exception.
             print_own_frames(error)
             failed[str(directory.relative_to(parent))] = f"{type(error).__name__}: {error}"
         else:
@@ -178,7 +177,7 @@ def _name(task: _Task, parent: Path) -> str:
 
 
 def _play(task: _Task, flags: EvaluateFlags) -> dict[str, Evaluation]:
-    """The evaluations by the names of the policies; closes the environments."""
+    """Run the evaluations; returns them by the names of the policies, and closes the environments."""
     with Console(markup=False, emoji=False).status("") as status, _closing(env for _, env in task.policies.values()):
         status.update(f"evaluating {flags.episodes} episodes of {task.directory} …")
         episodes, seed, max_steps = flags.episodes, flags.seed, flags.max_steps or task.config.eval_max_steps
@@ -195,7 +194,7 @@ def _closing(envs: Iterable[Env | HostEnv]) -> Iterator[None]:
 
 
 def _python_policy(name: str, config: RunConfig) -> Policy:
-    """The policy that `--policy` names, for the run's environment."""
+    """Import the policy of `--policy`, for the run's environment."""
     named, spec = import_object(name, "--policy"), config.agent.spec
     from polyak.policies.python.policy import PythonPolicy
 
@@ -209,7 +208,7 @@ def _python_policy(name: str, config: RunConfig) -> Policy:
 
 
 def _carry_spec(target: Any) -> PyTree:
-    """The declared `carry_spec` of a recurrent policy, else the spec of its initial carry."""
+    """Return the declared `carry_spec` of a recurrent policy, else the spec of its initial carry."""
     from polyak.policies.python.callee import ActingObject
 
     if isinstance(target, type) or not isinstance(target, ActingObject):
@@ -219,7 +218,7 @@ def _carry_spec(target: Any) -> PyTree:
 
 
 def _table(titles: Sequence[str], evaluations: Sequence[tuple[Sequence[str], Evaluation]]) -> list[str]:
-    """A header with these titles, and one row for each policy, by its names."""
+    """Format a header with titles, and one row with the names and results of each policy."""
     rows: list[list[str]] = [[*titles, "return", "±", "mean length", "episodes"]]
     rows += [
         [*names, *map(format_number, (e.mean_return, e.std_return, e.mean_length)), str(len(e.returns))]

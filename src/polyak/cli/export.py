@@ -34,12 +34,12 @@ class ExportFlags:
     output: OutputFlag = None
     """file to write, replaced if it exists; numpy also writes numpy_reader.py next to it"""
     imports: ImportFlag = None
-    """import the module of the run's environment, with --agent, where config.json names it as module:Name"""
+    """with --agent: module of the run's environment if config.json names it as module:Name; it is then imported"""
 
 
 def export(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    description = "Export the greedy policy of RUN, a run directory or the `best` in one."
+    description = "Export the greedy policy of RUN, a run directory or its subdirectory `best`."
     try:
         return _export(*parse_for_run(ExportFlags, arguments, command="export", description=description))
     except (UsageError, TypeError, ValueError, ImportError, RunError, ConfigError, CheckpointError, ExportError) as error:
@@ -57,12 +57,10 @@ def _config_with_own_agent(run: Run, flags: OwnFlags, imports: str | None) -> Ru
 
 
 def _export(directory: Path, flags: ExportFlags) -> int:
-    count_devices()  # Raises where JAX does not start.
+    count_devices()  # Raises if JAX does not start.
     run, checkpoints = open_checkpoints(directory)
     if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):
-        raise UsageError(
-            f"--output {flags.output}: must be a file of its own, not the standard output or one that the run keeps"
-        )
+        raise UsageError(f"--output {flags.output}: must be a separate file, not the standard output or a file of the run")
     config = read_config(run) if flags.own.agent is None else _config_with_own_agent(run, flags.own, flags.imports)
     policy, env_steps = restore_policy(checkpoints, config.agent)
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"

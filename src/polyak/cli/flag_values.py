@@ -1,4 +1,4 @@
-"""The values of flags: what tyro parses them with, so that an error says what to write."""
+"""Parsers for the values of flags, with errors that say what to write."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from tyro.constructors import (
 )
 
 VALUE_RULES = ConstructorRegistry()
-"""For `with`: numbers, widths, choices and optional values are parsed by the rules below."""
+"""Rules for numbers, widths, choices and optional values; use as a context manager."""
 
 
 @VALUE_RULES.primitive_rule
@@ -87,7 +87,7 @@ def _choice_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 
 @VALUE_RULES.primitive_rule
 def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """One type or None, which is the word None, but for flags whose None stands for being left out."""
+    """Parse a type or the word None; flags with `DisallowNone`, for which None means not set, reject the word."""
     kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
     if get_origin(info.type) not in (UnionType, Union) or len(kinds) != 1:
         return None
@@ -119,7 +119,7 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | N
 
 
 def parse_value(text: str) -> bool | int | float | str | None:
-    """The value; None for an empty text, a number that is not finite, and other spellings of True and False."""
+    """Parse a bool, a finite number or a text; None for an empty text, other numbers, and other spellings of True and False."""
     if text.title() in ("True", "False", ""):
         return text == "True" if text in ("True", "False") else None
     for kind in (int, float):

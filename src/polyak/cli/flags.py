@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class UsageError(Exception):
-    """A wrong command line: the flag, what it was set to, and what it must be."""
+    """The command line is invalid; the message has the flag, its value, and the expected value."""
 
 
 def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: str) -> T:
-    """An instance of the dataclass `kind`; exits with code 2 and the nearest flag's name where an argument is wrong.
+    """Parse arguments into an instance of the dataclass `kind`; exits with code 2 and a suggestion if an argument is invalid.
 
     Raises:
-        UsageError: a flag is set twice, is another library's, or has a value and takes none.
+        UsageError: a flag is set twice, is a flag of another library, or has a value although it takes none.
     """
     flags = _flags_in(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
@@ -34,17 +34,17 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
         if (name := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
             raise UsageError(f"in polyak {flag} is {name}")
     _check_switches(kind, arguments)
-    # Every flag has a docstring; searching whole files for comments takes a third of the time.
+    # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     with VALUE_RULES:
         return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
 
 
 def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, description: str) -> tuple[Path, T]:
-    """The directory and the flags of `polyak COMMAND RUN [flags]`, as by `parse`; `--help` needs no directory.
+    """Parse `polyak COMMAND RUN [flags]` into the directory and the flags; `--help` needs no directory.
 
     Raises:
-        UsageError: the directory is missing, there are several, or a flag is set twice.
+        UsageError: there is no directory, or more than one; see `parse` for others.
     """
     is_named = len(arguments) > 0 and not arguments[0].startswith("-")
     if not is_named and not {"-h", "--help"} & set(arguments):
@@ -58,17 +58,17 @@ def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, desc
 
 
 def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
-    """The flags among the arguments that the dataclass `kind` has no field for."""
+    """Return the flags for which the dataclass `kind` has no field."""
     own = {_normalize(f"--{name}") for name in field_names(kind)}
     return [flag for flag in _flags_in(arguments) if flag not in own]
 
 
 SWITCH_VALUES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""What other command lines take after such a flag as `--dueling`."""
+"""Values that other command lines accept after flags such as `--dueling`."""
 
 
 def _check_switches(kind: Any, arguments: Sequence[str]) -> None:
-    """Check that no value follows a flag that is `--name` or `--no-name`, as tyro would name the value alone."""
+    """Check that no value follows a flag `--name` or `--no-name`: tyro's error would name only the value."""
     switches = {_normalize(f"--{name}") for name in field_names(kind, (bool, bool | None))}
     for flag, following in pairwise([*arguments, ""]):
         name, equals, text = flag.partition("=")
@@ -96,11 +96,11 @@ OTHER_NAMES = {
     "--device": "the environment variable JAX_PLATFORMS",
     **dict.fromkeys(("--policy", "--policy-kwargs"), "--network, --hidden and --activation"),
 }
-"""Flags of other libraries' scripts that are no arguments of Stable-Baselines3, or are other flags here than arguments."""
+"""Flags of other libraries' scripts that do not follow from the arguments of Stable-Baselines3."""
 
 
 def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
-    """What a flag of another library is here, where the settings are these; None if it is none or has no counterpart."""
+    """Return polyak's flag for a flag of another library, if it is in `fields`; None if there is no counterpart."""
     found = OTHER_NAMES.get(flag)
     if found is None:
         _, replacement = find_replacement(flag.removeprefix("--").replace("-", "_"), fields, "field") or ("", "")
@@ -111,7 +111,7 @@ def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
 
 
 def field_names(kind: Any, types: Sequence[Any] | None = None) -> list[str]:
-    """The names of all fields of a dataclass and of those in it, or of those of certain types."""
+    """Return the names of all fields of a dataclass and of nested dataclasses, or only of fields with certain types."""
     names = []
     for field in dataclasses.fields(kind):
         hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
@@ -127,17 +127,17 @@ def _flags_in(arguments: Sequence[str]) -> list[str]:
 
 
 def _normalize(argument: str) -> str:
-    """The flag that an argument sets: `--num_envs=8` is `--num-envs`, `--no-normalize-obs` is `--normalize-obs`."""
+    """Return the flag that an argument sets: `--num-envs` for `--num_envs=8`, `--normalize-obs` for `--no-normalize-obs`."""
     return "--" + argument.split("=")[0].removeprefix("--").replace("_", "-").removeprefix("no-")
 
 
 def default_hint(text: str, metavar: str | None = None) -> Any:
-    """What `--help` shows as the default of a flag that is None until the environment is known."""
+    """Set the default that `--help` shows for a flag that is None until the environment is known."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {text})")
 
 
 def hide(flags: type[T], names: Collection[str]) -> type[T]:
-    """Make a dataclass of flags of which `--help` leaves out the given names."""
+    """Create a dataclass of flags in which `--help` hides the given names."""
     hidden: Any = tyro.conf.Suppress
     fields = [
         (field.name, hidden[field.type], dataclasses.field(default=field.default))
@@ -151,75 +151,74 @@ def hide(flags: type[T], names: Collection[str]) -> type[T]:
 EVAL_EPISODES = 100
 
 
-# The help of a flag is the text below it. One of several lines is put together from strings: tyro shows the line breaks of a
-# docstring.
+# The help of a flag is the text below it. Long texts are joined from strings, as tyro keeps the line breaks of a docstring.
 @tyro.conf.configure(tyro.conf.DisallowNone)
 @dataclasses.dataclass(frozen=True)
 class TrainFlags:
-    """How long, where and how to train."""
+    """Options of a training run."""
 
     env_steps: int
     """environment steps to train for, over all environments"""
     num_envs: int
-    """copies of the environment"""
+    """number of copies of the environment"""
     seed: int = 0
-    """seed of everything random"""
+    """seed of all randomness"""
     seeds: int = 1
-    """train with this many seeds, from --seed on: at once in the compiled loop, else one after another"""
+    """number of seeds to train, from --seed on: in parallel in the compiled loop, else one after another"""
     run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME", "PATH")] = None
-    """run directory; must not hold a run yet"""
+    """run directory; must be new or empty"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     (
         "compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python; "
-        "distributed: in --workers processes; asynchronous: these push gradients (A3C)"
+        "distributed: the environment steps in --workers processes; asynchronous: the workers push gradients (A3C)"
     )
     workers: Annotated[int | None, default_hint("none: the environments step in this process", "INT")] = None
-    """processes that step the environments, in equal parts; needs polyak[ray]"""
+    """number of processes over which the environments are split equally; needs polyak[ray]"""
     lag: int = 0
-    """how many updates old the policy of a rollout may be: 0 waits for each update, 1 collects while the agent learns"""
+    """maximum age of a rollout's policy in updates: 0 waits for each update, 1 collects while the agent learns"""
     shared_optimizer: bool = True
-    """in the asynchronous loop: one optimizer for the gradients of all workers, or each worker its own"""
+    """in the asynchronous loop: use one optimizer for the gradients of all workers, instead of one per worker"""
     max_staleness: Annotated[int | None, default_hint("any", "INT")] = None
-    """in the asynchronous loop, gradients of weights more than this many steps old are dropped and counted"""
+    """in the asynchronous loop: drop gradients for weights that are older than this many steps"""
     ray_address: Annotated[str | None, default_hint("this machine", "ADDRESS")] = None
-    """Ray cluster on which the workers or learners run; auto finds the one of this machine"""
+    """Ray cluster for the workers or learners; auto finds the cluster of this machine"""
     worker_timeout: float = 60.0
-    """seconds that a rollout may take before its worker is replaced"""
+    """maximum seconds of a rollout, after which its worker is replaced"""
     worker_start_timeout: float = 300.0
-    """seconds that the start of a worker may take before it is tried again"""
+    """maximum seconds of a worker's start, after which the start is retried"""
     worker_restarts: int = 100
-    """how many times workers may be replaced before training ends with an error"""
+    """maximum number of worker restarts, after which training ends with an error"""
     on_env_error: Literal["raise", "restart"] = "raise"
     (
-        "raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which "
+        "raise: an exception of an environment in a worker ends training; restart: the worker starts new episodes, which "
         "counts as a restart"
     )
     min_workers: Annotated[int | None, default_hint("all", "INT")] = None
-    """continue without workers that keep failing while at least this many are left; their environments have weight 0"""
+    """continue without failing workers while at least this many workers are left; lost environments have weight 0"""
     learners: int = 1
     (
-        "processes that train together in the compiled loop and split --devices; if one dies, all start again from the newest "
-        "checkpoint"
+        "number of processes that train together in the compiled loop, over which --devices are split; if one dies, all "
+        "restart from the newest checkpoint"
     )
     devices: Annotated[
         int | None,
         default_hint("two cores for rollouts of images on the host and for 64 or more JAX environments; else one", "INT"),
     ] = None
-    """devices (on a CPU: cores) that share the environments"""
+    """number of devices (on a CPU: cores) over which the environments are split"""
     replay_on: Literal["device", "host"] = "device"
-    """memory of the agent's replay: of the device that learns, or (not in the compiled loop) of the host"""
+    """memory of the agent's replay: the training device, or the host (not in the compiled loop)"""
     eval_episodes: int = EVAL_EPISODES
-    """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
+    """number of episodes of the evaluation after training; 0 skips the evaluation"""
     eval_max_steps: int = 1_000_000
-    """steps of each environment after which an evaluation is left out if its episodes have not ended"""
-    report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if that is less", "INT")] = None
+    """maximum number of steps of each environment, after which an unfinished evaluation is skipped"""
+    report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if it is less", "INT")] = None
     """env_steps between reports"""
     eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
-    """env_steps between evaluations of the greedy policy while training; the best checkpoint is kept in best/"""
+    """env_steps between evaluations of the greedy policy during training; the best checkpoint is kept in best/"""
     checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports"""
     checkpoint_replay: bool = True
-    """save the agent's replay in checkpoints; without, a resumed run is not exact, and fills it before it learns on"""
+    """save the agent's replay in checkpoints; without it, a resumed run refills the replay before learning, and is not exact"""
     action_scaling: Annotated[
         Literal["clip", "rescale"] | None, default_hint("what the algorithm needs, else clip", "{clip,rescale}")
     ] = None
@@ -232,7 +231,7 @@ def parse_settings(flag: str, words: Sequence[str]) -> dict[str, bool | int | fl
     """Parse `frameskip=2 episodic_life=False xml_file=mine.xml`.
 
     Raises:
-        UsageError: no word, a word of another form, a value that is not finite, or a repeated name.
+        UsageError: there is no word, a word is not `NAME=VALUE`, a value is not finite, or a name is repeated.
     """
     expected = f"{flag} takes NAME=VALUE, each name once, a value being a finite number, True, False or a text; got"
     if not words:
@@ -256,6 +255,6 @@ def print_usage(text: str, arguments: Sequence[str]) -> int:
 
 def fail(message: object, code: int = 2) -> int:
     """Print an error; returns the exit code."""
-    # `polyak.envs.make` is a function of Python, which the person has not called.
+    # The user of the command line has not called `polyak.envs.make`.
     print(f"error: {escape_control(str(message).removeprefix('make: '))}", file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""Imports of modules that are named on the command line; a name in a file is never imported."""
+"""Imports modules that are named on the command line; a name in a file is never imported."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ ImportFlag: TypeAlias = Annotated[
 
 
 def check_import(env: str, module: str | None) -> bool:
-    """Whether `--import` names the module of the run's environment, which may be imported then.
+    """Check that `--import` names the module of the run's environment; returns whether it may be imported.
 
     Raises:
         UsageError: the environment needs a module that `--import` does not name, or `--import` names another one.
@@ -30,7 +30,7 @@ def check_import(env: str, module: str | None) -> bool:
 
 
 def find_modules_here() -> None:
-    """Let modules be found in the working directory, after all others: no file here replaces an installed module."""
+    """Append the working directory to `sys.path`, so that no file in it replaces an installed module."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -39,7 +39,7 @@ def import_object(text: str, flag: str) -> Any:
     """Import `module:name`; modules are found in the working directory too.
 
     Raises:
-        UsageError: the text has another form, or the module or the name does not exist.
+        UsageError: the text is not `module:name`, or the module or the name does not exist.
     """
     module, colon, name = text.partition(":")
     if not (colon and module and name.isidentifier()):

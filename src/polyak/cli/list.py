@@ -9,13 +9,13 @@ from polyak.cli.agent_source import agent_summary
 from polyak.presets import DEFAULTS, PRESETS
 
 MAX_WIDTH = 110
-"""Columns of a line in a wider terminal, and in a file."""
+"""Maximum number of columns of a line, also in a file."""
 
 
 def list_names(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     if arguments:
-        # Imported when needed: the parser of flags takes a fifth of the command's time.
+        # Lazy: importing the parser of flags takes a fifth of the command's time.
         from polyak.cli.flags import fail, print_usage
 
         if arguments[0] not in ("-h", "--help"):
@@ -29,14 +29,14 @@ def list_names(arguments: list[str]) -> int:
         _print(f"{algorithm:7} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
     print("\nenvironments")
     for source, names in envs.names().items():
-        # Extras have the names of the sources.
+        # Each source has the name of its extra.
         missing = f"not installed; pip install 'polyak[{source}]'"
         _print(f"{source}: {', '.join(names) or missing}")
     return 0
 
 
 def _print(text: str) -> None:
-    """Print an entry, in lines that fit into the terminal."""
+    """Print an entry, wrapped to the width of the terminal."""
     width = min(shutil.get_terminal_size((MAX_WIDTH, 0)).columns, MAX_WIDTH)
     lines = textwrap.wrap(
         text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False, break_long_words=False

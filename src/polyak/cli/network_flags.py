@@ -19,10 +19,7 @@ class NetworkFlags:
     """The built-in network."""
 
     network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
-    (
-        "dense layers, dense layers behind convolutions of images (both shared), or a recurrent network, with which DQN "
-        "learns from sequences"
-    )
+    """dense layers, convolutions of images with dense layers, or a recurrent network, for which DQN learns from sequences"""
     hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the dense layers"""
     activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
@@ -30,7 +27,7 @@ class NetworkFlags:
     shared_torso: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
     """share all layers but the last between actor and critic"""
     log_std: Annotated[float | None, default_hint(NETWORK_DEFAULT, "FLOAT")] = None
-    """initial logarithm of the standard deviation of Box actions; of TD3 with --sde-sample-freq"""
+    """initial logarithm of the standard deviation of Box actions; for TD3 only with --sde-sample-freq"""
     squash_mean: Annotated[bool | None, default_hint(NETWORK_DEFAULT)] = None
     """squash the mean of Box actions into their bounds with tanh"""
     value_hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
@@ -44,18 +41,15 @@ class NetworkFlags:
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None
-    (
-        "draw the weights of Q-networks with learned noise at every step, to explore by with --epsilon 0; without, exploration "
-        "is left to --epsilon or --temperature"
-    )
+    """use noisy Q-networks, whose weights have learned noise that is drawn at every step, to explore with --epsilon 0"""
     dropout: Annotated[float | None, default_hint("the preset's, else 0", "FLOAT")] = None
-    """probability with which a unit of the critics is dropped while training"""
+    """dropout probability of the critics' units during training"""
 
     def changes(self) -> dict[str, Any]:
-        """The flags that were set, by field.
+        """Return the flags that were set, by field.
 
         Raises:
-            UsageError: no width for a list of layers.
+            UsageError: a list of widths is empty.
         """
         changes = {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) is not None}
         for name, value in changes.items():
@@ -64,7 +58,7 @@ class NetworkFlags:
         return changes
 
 
-# The flags of each sort of network.
+# The flags of each kind of network.
 OF_ACTOR_CRITICS = {
     "network", "hidden", "activation", "norm", "shared_torso", "log_std", "squash_mean", "value_hidden", "value_activation",
 }  # fmt: skip
@@ -73,11 +67,11 @@ OF_ACTOR_AND_CRITICS = {
     "hidden", "activation", "log_std", "value_hidden", "value_activation", "num_critics", "norm", "dropout",
 }  # fmt: skip
 REJECTED = {"theta": "log_std", "q_lambda": "noisy"}
-"""Flags that some agents reject, by a setting that only those agents have."""
+"""Flags that some agents reject, by a setting that only these agents have."""
 
 
 def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
-    """`NetworkFlags` without those that an agent with these settings rejects."""
+    """Return `NetworkFlags` without the flags that an agent with these settings rejects."""
     of_values = OF_Q_NETWORKS if "epsilon" in settings else OF_ACTOR_CRITICS
     used = OF_ACTOR_AND_CRITICS if "critics" in settings else of_values
     rejected = {flag for setting, flag in REJECTED.items() if setting in settings}

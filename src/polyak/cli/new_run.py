@@ -1,4 +1,4 @@
-"""From the flags of `polyak train` to a training in a new run directory."""
+"""Trains in a new run directory, from the flags of `polyak train`."""
 
 import dataclasses
 import time
@@ -61,13 +61,13 @@ def train_new_run(
     """Train in a new run directory; returns the exit code.
 
     Args:
-        algorithm: its name; ignored if `own` names an agent.
-        env_id: the name of the environment, or of the function that makes it.
-        flags: how long, where and how to train.
-        own: an agent and an environment of the person's own.
-        agent_flags: the agent's settings.
-        network_flags: the network's settings.
-        replay_flags: the replay's settings.
+        algorithm: name of the algorithm; ignored if `own` names an agent.
+        env_id: name of the environment, or of the function that creates it.
+        flags: options of the training run.
+        own: flags that name a user-defined agent and environment.
+        agent_flags: settings of the agent.
+        network_flags: settings of the network.
+        replay_flags: settings of the replay.
     """
     try:
         _check(flags)
@@ -87,7 +87,7 @@ def train_new_run(
         if at_once:
             configure_devices_for_seeds(flags.seeds)
         if loop != "compiled" and devices == 1:
-            # Before code of one's own starts JAX.
+            # Before user-defined code starts JAX.
             dispatch_synchronously()
         target, env_kwargs = env_maker(own, env_id)
         named = agent_class(algorithm) if own.agent is None else import_callable(own.agent, "--agent")
@@ -173,7 +173,7 @@ def _prepare(
 
 
 def _workers(flags: TrainFlags) -> Workers | None:
-    """The workers that flags ask for, or None."""
+    """Return the workers that flags request, or None."""
     check_integer("polyak train", "--lag", flags.lag, at_least=0)
     check_number("polyak train", "--worker-timeout", flags.worker_timeout, above=0.0)
     check_number("polyak train", "--worker-start-timeout", flags.worker_start_timeout, above=0.0)
@@ -216,7 +216,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
 
 
 def _learners(flags: TrainFlags, loop: str) -> Learners | None:
-    """The processes that train together, or None."""
+    """Return the learners that flags request, or None."""
     learners = as_learners("polyak train", Learners(flags.learners, address=flags.ray_address))
     if learners is not None and loop != "compiled":
         raise UsageError(
@@ -243,7 +243,7 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
 
 
 def _check(flags: TrainFlags) -> None:
-    """Check the ranges, by the names of the flags, before anything is created."""
+    """Check the values of flags before anything is created; errors have the names of the flags."""
     counts = ("env_steps", "num_envs", "seeds", "eval_episodes", "eval_max_steps", "learners", "devices")
     for name in (*counts, "report_every", "checkpoint_every", "eval_every"):
         value = getattr(flags, name)

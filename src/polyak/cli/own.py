@@ -1,4 +1,4 @@
-"""Agents, environments and wrappers of the person's own: named on the command line, never by a file."""
+"""User-defined agents, environments and wrappers, named on the command line and never by a file."""
 
 import contextlib
 import dataclasses
@@ -19,15 +19,15 @@ from polyak.train.training import Training
 
 
 def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-    """What `polyak.envs.make` takes, and its `env_kwargs`: a name, or a function where flags change more than numbers.
+    """Return the first argument of `polyak.envs.make` and its `env_kwargs`: a name, or a function for user-defined code.
 
     Args:
-        flags: what the person named.
-        env_id: the environment's name without `--env`.
-        stored_kwargs: settings of a run, which the flags complete.
+        flags: flags that name user-defined code.
+        env_id: name of the environment without `--env`.
+        stored_kwargs: settings of a run, which the flags update.
 
     Raises:
-        UsageError: a module or a name in it does not exist, or is no function or class.
+        UsageError: a module or a name does not exist, or is no function or class.
     """
     kwargs = {**(stored_kwargs or {}), **flags.kwargs}
     make = None if flags.env is None else import_callable(flags.env, "--env")
@@ -39,7 +39,7 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
     if make is None and env_id.startswith("ALE/"):
         raise UsageError(
             f"--wrapper {flags.wrapper}: {env_id} plays all games in one vector environment, which has no single environments "
-            "to wrap; give --env MODULE:NAME, a function that makes a game with its preprocessing and wraps it"
+            "to wrap; give --env MODULE:NAME, a function that creates a game with its preprocessing and wraps it"
         )
 
     def make_one() -> Any:
@@ -53,13 +53,15 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
 
 
 def make_own_agent(name: str, spec: EnvSpec, settings: Mapping[str, Any]) -> Agent:
-    """The agent that `--agent` names.
+    """Create the agent of `--agent`.
 
     Args:
-        settings: fields of its class that flags change.
+        name: `module:name` of the class or function.
+        spec: spec of the environment.
+        settings: fields of the class that flags set.
 
     Raises:
-        UsageError: the module or the name does not exist, or makes no agent.
+        UsageError: the module or the name does not exist, or creates no agent.
     """
     made = import_callable(name, "--agent")(spec, **settings)
     if not isinstance(made, Agent):
@@ -68,10 +70,10 @@ def make_own_agent(name: str, spec: EnvSpec, settings: Mapping[str, Any]) -> Age
 
 
 def import_callable(name: str, flag: str) -> Callable[..., Any]:
-    """The function or class that a flag names.
+    """Import the function or class of a flag.
 
     Raises:
-        UsageError: it does not exist, or cannot be called.
+        UsageError: the name does not exist, or is not callable.
     """
     found = import_object(name, flag)
     if not callable(found):
@@ -82,22 +84,24 @@ def import_callable(name: str, flag: str) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class OwnRun:
-    """A run whose environment and agent are made again."""
+    """The config of a run, and a function that creates its environments."""
 
     config: RunConfig
     make_env: Callable[[int], Env | HostEnv]
 
 
 def read_own_run(run: Run, flags: OwnFlags, imports: str | None, *, exact: bool = False) -> OwnRun:
-    """The config of a run, and what makes its environment; parts that the run does not store are those that flags name.
+    """Read the config of a run; user-defined parts, which the run does not store, are taken from flags.
 
     Args:
-        imports: the module that `--import` names.
-        exact: flags may not name another environment than the run's, such as one with a further wrapper.
+        run: the run.
+        flags: flags that name user-defined code.
+        imports: module of `--import`.
+        exact: reject another environment than the run's, such as an additional wrapper.
 
     Raises:
-        UsageError: the run needs a flag that is missing, or that names something else; or its environment a module that
-            `imports` does not name.
+        UsageError: a flag that the run needs is missing or has another value; or the environment needs another module than
+            `imports`.
         ConfigError: `config.json` cannot be read.
     """
     config = read_config(run, flags.agent)
@@ -119,7 +123,7 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None, *, exact: bool 
 
 
 def store_own_flags(training: Training, flags: OwnFlags) -> Training:
-    """The training, whose run directory stores which flags name its environment, for `read_own_run`."""
+    """Store the flags that name the environment in the run directory, for `read_own_run`; returns the training."""
     if flags.stored and training.run is not None:
         numbers = {name: value for name, value in flags.kwargs.items() if not isinstance(value, str)}
         changes: dict[str, Any] = {"own_flags": flags.stored, "env_kwargs": numbers}
@@ -129,13 +133,13 @@ def store_own_flags(training: Training, flags: OwnFlags) -> Training:
 
 
 def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: bool) -> None:
-    """Check that the flags that named the run's environment are here again; names in a file are compared, never imported.
+    """Check that the flags of the run's environment are given again; names in a file are compared, never imported.
 
     Raises:
-        UsageError: one is missing, or names something else.
+        UsageError: a flag is missing or has another value.
     """
     if config.own_env and not config.own_flags and flags.env is None and flags.wrapper is None and flags.env_kwargs is None:
-        # A run of a version that did not store them, or of `polyak.train.run`.
+        # A run of an older version, which did not store the flags, or of `polyak.train.run`.
         raise UsageError(
             f"{run.directory}: was trained in {config.env} with --env, --wrapper or a text in --env-kwargs, which a run does "
             "not store; give them again"
@@ -147,7 +151,9 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: boo
         if isinstance(stored, str):
             words[name] = f"--{name} {stored}"
             if given[name] not in (None, stored):
-                raise UsageError(f"{run.directory}: was trained with {words[name]}, got --{name} {given[name]}; give the same")
+                raise UsageError(
+                    f"{run.directory}: was trained with {words[name]}, got --{name} {given[name]}; give the same value"
+                )
             missing += [words[name]] if given[name] is None else []
         else:
             words[name] = f"--env-kwargs {' '.join(f'{text}=...' for text in stored)}"
@@ -164,13 +170,17 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: boo
 
 
 def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec, *, force: bool = False) -> RunConfig:
-    """The config with the agent that `--agent` makes, if there is one.
+    """Return the config with the agent of `--agent`, if the flag is set.
 
-    The class of the run's agent is given the settings that the run stored; those that a file cannot hold, such as an optimizer
-    or a network of your own, are the class's.
+    If `--agent` is the class of the run's agent, the class gets the stored settings; settings that a file cannot hold, such
+    as a user-defined optimizer or network, have the defaults of the class.
 
     Args:
-        force: use the settings of the class or function instead of the stored ones.
+        run: the run.
+        config: its config.
+        flags: flags that name user-defined code.
+        spec: spec of the environment.
+        force: use the settings of the class or function instead of the stored settings.
     """
     if flags.agent is None:
         return config

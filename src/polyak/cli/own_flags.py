@@ -1,4 +1,4 @@
-"""The flags that name an agent, an environment and a wrapper of the person's own; parsed without importing JAX."""
+"""The flags that name a user-defined agent, environment and wrapper; parsed without importing JAX."""
 
 import dataclasses
 import shlex
@@ -11,31 +11,31 @@ from polyak.cli.flags import default_hint, parse_settings
 
 @dataclasses.dataclass(frozen=True)
 class OwnFlags:
-    """An agent and an environment of your own. Modules are found in the working directory too."""
+    """A user-defined agent and environment. Modules are also found in the working directory."""
 
     agent: Annotated[str | None, default_hint("ALGO's", "MODULE:NAME")] = None
-    """class of an agent, or function of the environment's spec that makes one, in place of ALGO"""
+    """class of an agent, or function that creates an agent from the environment's spec; replaces ALGO"""
     env: Annotated[str | None, default_hint("ENV", "MODULE:NAME")] = None
-    """function or class that makes a Gymnasium environment, in place of ENV"""
+    """function or class that creates a Gymnasium environment; replaces ENV"""
     wrapper: Annotated[str | None, default_hint("none", "MODULE:NAME")] = None
     """Gymnasium wrapper around each environment"""
-    env_kwargs: Annotated[tuple[str, ...] | None, default_hint("its own", "NAME=VALUE [NAME=VALUE ...]")] = None
-    """settings of the environment, numbers, True, False or texts: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
+    env_kwargs: Annotated[tuple[str, ...] | None, default_hint("none", "NAME=VALUE [NAME=VALUE ...]")] = None
+    """settings of the environment; numbers, True, False or texts: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
 
     @property
     def kwargs(self) -> dict[str, bool | int | float | str]:
-        """The settings of the environment."""
+        """Settings of the environment."""
         return {} if self.env_kwargs is None else parse_settings("--env-kwargs", self.env_kwargs)
 
     @property
     def stored(self) -> dict[str, str | list[str]]:
-        """What a run stores of these flags: `env` and `wrapper`, and the names of texts in `env_kwargs`."""
+        """The flags as stored by a run: `env` and `wrapper`, and the names of texts in `env_kwargs`."""
         named = {"env": self.env, "wrapper": self.wrapper}
         texts = [name for name, value in self.kwargs.items() if isinstance(value, str)]
         return {name: value for name, value in {**named, "env_kwargs": texts}.items() if value}
 
     def __str__(self) -> str:
-        """The flags that are set, as they are passed."""
+        """Return the flags that are set, in command-line syntax."""
         words: dict[str, tuple[str, ...]] = {
             f"--{field.name.replace('_', '-')}": value if isinstance(value, tuple) else (value,)
             for field in dataclasses.fields(self)
@@ -45,25 +45,25 @@ class OwnFlags:
 
 
 def resume_flags(own: OwnFlags, ray_address: str | None) -> str:
-    """The flags of `polyak resume` that name what a run does not store."""
+    """Return the flags of `polyak resume` for user-defined code and the Ray cluster, which a run does not store."""
     address = "" if ray_address is None else f"--ray-address {shlex.quote(ray_address)}"
     return " ".join(filter(None, [str(own), address]))
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnFlagsOfRun(OwnFlags):
-    """What a run does not store: an agent and an environment of your own, and texts in the environment's settings."""
+    """A user-defined agent and environment, and texts in the environment's settings, which a run does not store."""
 
     agent: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
-    """class of an agent, or function of the environment's spec that makes one, in place of the run's"""
+    """class of an agent, or function that creates an agent from the environment's spec; replaces the run's"""
     env: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
-    """function or class that makes a Gymnasium environment, in place of the run's"""
+    """function or class that creates a Gymnasium environment; replaces the run's"""
     env_kwargs: Annotated[tuple[str, ...] | None, default_hint("the run's", "NAME=VALUE [NAME=VALUE ...]")] = None
-    """settings of the environment, which change the run's: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
+    """settings of the environment, which update the run's: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
 
 
-GROUP = tyro.conf.arg(name="your own agent and environment")
-"""In `--help` the title of these flags."""
+GROUP = tyro.conf.arg(name="user-defined agent and environment")
+"""Title of these flags in `--help`."""
 
 OwnGroup: TypeAlias = Annotated[OwnFlags, GROUP]
 OwnGroupOfRun: TypeAlias = Annotated[OwnFlagsOfRun, GROUP]

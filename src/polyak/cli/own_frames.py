@@ -1,4 +1,4 @@
-"""Tracebacks of errors in a person's own code, without the frames of the libraries that called it."""
+"""Tracebacks of errors in user-defined code, without the frames of the libraries that called it."""
 
 import os
 import sys
@@ -18,9 +18,9 @@ LIBRARIES = tuple(
 
 
 def print_own_frames(error: BaseException) -> None:
-    """Print the traceback from the first frame in a file that is neither polyak's nor an installed library's.
+    """Print a traceback, from the first frame in user-defined code (no file of polyak or an installed library).
 
-    Where there is none, the traceback is printed whole: the error is the library's.
+    Without such a frame, the complete traceback is printed, as the error is in a library.
     """
     chain: list[traceback.TracebackException] = []
     shown: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
@@ -36,5 +36,5 @@ def print_own_frames(error: BaseException) -> None:
 
 
 def is_own(filename: str) -> bool:
-    """Whether a file is the person's own; code that was made from a text has no file."""
+    """Return True if a file is neither polyak's nor an installed library's; code from a string has no file."""
     return not filename.startswith(("<", *LIBRARIES))

@@ -16,18 +16,18 @@ REPLAY_DEFAULT = "the preset's, else"
 @tyro.conf.configure(tyro.conf.DisallowNone)
 @dataclasses.dataclass(frozen=True)
 class ReplayFlags:
-    """The replay, and how transitions are drawn from it."""
+    """The replay and its sampling."""
 
     replay: Annotated[
         Literal["uniform", "prioritized", "sequence"] | None,
         default_hint(f"{REPLAY_DEFAULT} uniform", "{uniform,prioritized,sequence}"),
     ] = None
     (
-        "draw transitions uniformly, or in proportion to (|TD error| + eps)^alpha and weighted for it, or (DQN alone) draw "
-        "sequences for a recurrent network, which chooses them itself"
+        "draw transitions uniformly; or in proportion to (|TD error| + eps)^alpha, with importance weights; or (DQN only) draw "
+        "sequences, the default with a recurrent network"
     )
     capacity: Annotated[int | None, default_hint(f"{REPLAY_DEFAULT} 100,000, of actor-critics 1,000,000", "INT")] = None
-    """transitions in the replay, over all environments and devices"""
+    """number of transitions in the replay, over all environments and devices"""
     priority_alpha: Annotated[float | None, default_hint(f"{REPLAY_DEFAULT} 0.6", "FLOAT")] = None
     """alpha of --replay prioritized; 0 draws uniformly"""
     priority_beta: Annotated[Any, SCHEDULE, default_hint(f"{REPLAY_DEFAULT} from 0.4 to 1 over 1,000,000 steps")] = None
@@ -35,13 +35,13 @@ class ReplayFlags:
     priority_eps: Annotated[float | None, default_hint(f"{REPLAY_DEFAULT} 1e-06", "FLOAT")] = None
     """eps of --replay prioritized"""
     frame_stack: Annotated[int | None, default_hint(f"{REPLAY_DEFAULT} 1", "INT")] = None
-    """frames of an observation, stacked along its first axis with the oldest first, of which the replay stores each once"""
+    """number of frames of an observation, stacked along its first axis, oldest first; the replay stores each frame once"""
     frame_padding: Annotated[Literal["zero", "first"] | None, default_hint(f"{REPLAY_DEFAULT} zero", "{zero,first}")] = None
-    """what a stack has before the first frame of a game: zero (Atari), or that first frame"""
+    """content of a stack before the first frame of a game: zero (Atari), or the first frame"""
     sequence_length: Annotated[int | None, default_hint("16", "INT")] = None
-    """time steps of the sequences that --network lstm or gru learns from"""
+    """number of time steps of a sequence for --network lstm or gru"""
     burn_in: Annotated[int | None, default_hint("0", "INT")] = None
-    """the first time steps of a sequence, which only bring the stored recurrent state up to date"""
+    """number of first time steps of a sequence that only refresh the stored recurrent state"""
 
 
 OF_DISTRIBUTIONS = {"num_atoms", "num_quantiles", "num_tau"}
@@ -49,7 +49,7 @@ OF_DISTRIBUTIONS = {"num_atoms", "num_quantiles", "num_tau"}
 
 
 def replay_flags_in_help(settings: Collection[str]) -> type[ReplayFlags]:
-    """`ReplayFlags` without those that an agent with these settings rejects."""
+    """Return `ReplayFlags` without the flags that an agent with these settings rejects."""
     if "replay" not in settings:
         return hide(ReplayFlags, {field.name for field in dataclasses.fields(ReplayFlags)})
     takes_sequences = "epsilon" in settings and not OF_DISTRIBUTIONS & set(settings)
@@ -64,8 +64,10 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
     """Return the replay of an agent with the settings that flags change.
 
     Args:
-        kind: the replay that the network needs, where `--replay` is left out; None keeps the sort of the agent's.
-        env_steps: the length of the training.
+        replay: the replay.
+        flags: the flags.
+        kind: kind of replay that the network needs, if `--replay` is not set; None keeps the kind of the agent's replay.
+        env_steps: length of training.
 
     Raises:
         UsageError: a flag is for another replay.
@@ -92,6 +94,6 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
 
 
 def flag_of(name: str) -> str:
-    """The flag of a field of a replay."""
+    """Return the flag of a field of a replay."""
     flags = {field: flag for flag, field in FIELDS.items()}
     return f"--{flags.get(name, name).replace('_', '-')}"

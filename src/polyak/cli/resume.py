@@ -43,37 +43,37 @@ from polyak.workers.ray_workers import ClusterError
 
 @dataclasses.dataclass(frozen=True)
 class ResumeFlags:
-    """How long to train."""
+    """Options of a resumed run."""
 
     own: OwnGroupOfRun
 
     env_steps: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """environment steps to train for, including those already done; saved in the run's config.json"""
+    """total number of environment steps, including the steps already done; saved in the run's config.json"""
     eval_episodes: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """episodes to evaluate the greedy policy for after training; 0 skips the evaluation"""
+    """number of episodes of the evaluation after training; 0 skips the evaluation"""
     force: bool = False
-    """accept a config.json that was edited or differs from the checkpoint's, and store other settings of --agent"""
+    """accept an edited config.json or one that differs from the checkpoint's, and store other settings of --agent"""
     workers: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """processes that step the environments, as many as you like; 0 steps them in this process"""
+    """number of processes that step the environments, which may differ from the run's; 0 steps them in this process"""
     ray_address: Annotated[str | None, default_hint("a private Ray on this machine", "ADDRESS")] = None
-    """Ray cluster on which the workers or learners run"""
+    """Ray cluster for the workers or learners"""
     worker_timeout: Annotated[float | None, default_hint("the run's", "FLOAT")] = None
-    """seconds that a rollout may take before its worker is replaced"""
+    """maximum seconds of a rollout, after which its worker is replaced"""
     worker_start_timeout: Annotated[float | None, default_hint("the run's", "FLOAT")] = None
-    """seconds that the start of a worker may take before it is tried again"""
+    """maximum seconds of a worker's start, after which the start is retried"""
     worker_restarts: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """how many times workers may be replaced before training ends with an error"""
+    """maximum number of worker restarts, after which training ends with an error"""
     on_env_error: Annotated[Literal["raise", "restart"] | None, default_hint("the run's", "{raise,restart}")] = None
     (
-        "raise: an exception of an environment in a worker ends the training; restart: the worker starts new episodes, which "
+        "raise: an exception of an environment in a worker ends training; restart: the worker starts new episodes, which "
         "counts as a restart"
     )
     min_workers: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """continue without workers that keep failing while at least this many are left; their environments have weight 0"""
+    """continue without failing workers while at least this many workers are left; lost environments have weight 0"""
     learners: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """processes that train together in the compiled loop; any number that divides the run's devices, 1 for this process"""
+    """number of processes that train together in the compiled loop; must divide the run's devices; 1 is this process"""
     imports: ImportFlag = None
-    """module of an environment named `MODULE:Name-v0`, which is imported only if it is named here"""
+    """module of an environment `MODULE:Name-v0`; without this flag the module is not imported"""
     compilation_cache: bool = True
     """keep compiled programs in the user's cache directory, which shortens later starts"""
 
@@ -88,10 +88,10 @@ def resume(arguments: list[str]) -> int:
 
 
 def _check_settings(arguments: Sequence[str]) -> None:
-    """Check that no flag is one of `polyak train` whose value the run keeps.
+    """Check that no flag is a flag of `polyak train` whose value is fixed in a run.
 
     Raises:
-        UsageError: one is; how settings of an agent can be changed.
+        UsageError: there is such a flag; the message says how settings of an agent can be changed.
     """
     for flag in unknown_flags(ResumeFlags, arguments):
         name = flag.removeprefix("--").replace("-", "_")
@@ -119,7 +119,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
     if _is_finished(directory, flags):
         return 0
     config = read_own_run(open_run(directory), flags.own, flags.imports).config
-    # Raises before the run is opened for writing.
+    # May raise, so it is called before the run is opened for writing.
     _with_workers(config, flags)
     with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
         own = read_own_run(run, flags.own, flags.imports, exact=True)
@@ -160,10 +160,10 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
 
 
 def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Workers | None]:
-    """The config with the workers of the flags, and how they work; None without workers.
+    """Return the config with the workers of the flags, and the workers with all options, or None for no workers.
 
     Raises:
-        UsageError: a flag is of workers, and there are none.
+        UsageError: a flag needs workers, and there are none.
     """
     config, split = with_workers(config, flags.workers)
     if split is not None:
@@ -184,12 +184,12 @@ def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Wor
 
 
 def _eval_episodes(config: RunConfig, flags: ResumeFlags) -> int:
-    """Episodes of the evaluation at the end: those of the flag, else the run's."""
+    """Return the number of episodes of the final evaluation: the flag's value, else the run's."""
     return config.episodes_at_end(EVAL_EPISODES) if flags.eval_episodes is None else flags.eval_episodes
 
 
 def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
-    """Whether all env_steps are done and evaluated, which is printed.
+    """Return True if all env_steps are done and evaluated, and print this.
 
     Raises:
         UsageError: the run has done more than `env_steps`.

@@ -13,7 +13,7 @@ from polyak.core.output import discard_output
 
 GRACE_SECONDS = 4.5
 
-# A signal repeated this soon is the same one: `timeout` signals the process and its group.
+# A signal repeated within this time counts as one signal: `timeout` signals the process and its group.
 ECHO_SECONDS = 0.1
 
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
@@ -25,7 +25,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class Signals:
-    """The first signal that was received."""
+    """Records the first signal received."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -49,7 +49,7 @@ def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST)
     signals only between two bytecodes, and a long compilation or a chunk of the compiled loop is one bytecode.
 
     Args:
-        grace: seconds instead of 4.5.
+        grace: seconds until the exit; None is 4.5.
         consequence: part of the message when the process exits at once.
     """
     signals = Signals()
@@ -99,7 +99,7 @@ def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST)
 
 
 def _next_signal(read_end: int) -> int | None:
-    """The next of these signals (the pipe gets every signal that has a handler), or None once the pipe is closed."""
+    """Return the next signal in `NAMES` (the pipe gets every signal that has a handler), or None once the pipe is closed."""
     while byte := os.read(read_end, 1):
         if byte[0] in NAMES:
             return byte[0]
@@ -113,7 +113,7 @@ def _exit_now(number: int, reason: str, consequence: str) -> None:
             (1, _SHOW_CURSOR if os.isatty(1) else ""),
             (2, f"\npolyak: {reason}exiting now; {consequence}\n"),
         ):
-            # Neither a full pipe nor a stopped terminal may block the exit.
+            # Neither a full pipe nor a suspended terminal may block the exit.
             os.set_blocking(descriptor, False)
             os.write(descriptor, text.encode())
     os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""polyak train ALGO ENV: parses the flags. JAX is imported after that, so that --help and usage errors come at once."""
+"""polyak train ALGO ENV: parses the flags before JAX is imported, so that --help and usage errors appear at once."""
 
 import dataclasses
 import gc
@@ -20,18 +20,19 @@ from polyak.presets import Preset, preset
 HELP = {"-h", "--help"}
 
 PLACEHOLDER = "ENV"
-"""The environment in help that is asked for without one; it has no preset, so that the algorithm's own defaults are shown."""
+"""Stands for the environment in help without one; it has no preset, so the algorithm's defaults are shown."""
 
 
 def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     """Run the command; returns the exit code.
 
     Args:
-        is_own_process: nothing else runs in this process.
+        arguments: arguments after `polyak train`.
+        is_own_process: no other code runs in this process.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         names = f"ALGO: {', '.join(AGENTS)}; ENV: see `polyak list`."
-        own = "Your own, in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
+        own = "User-defined code in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
         text = f"polyak train ALGO ENV [flags]\n\n{names}\n{own}\n`polyak train ppo CartPole-v1 --help` shows every flag."
         return print_usage(text, arguments)
     arguments = _own_last(arguments)
@@ -43,7 +44,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
             return fail(f"{flag} {value} takes the place of {name}; got {' '.join(words)} too")
     algorithm = None if own_agent else words.pop(0) if words else None
     if algorithm is None and own_agent is None:
-        return fail("an algorithm is missing, e.g.: polyak train ppo CartPole-v1, or --agent MODULE:NAME for one of your own")
+        return fail("an algorithm is missing, e.g.: polyak train ppo CartPole-v1, or --agent MODULE:NAME for your own")
     algorithm = algorithm and algorithm.lower()
     if algorithm is not None and algorithm not in AGENTS:
         meant = words[0].lower() if words else "ppo"
@@ -70,10 +71,10 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
 
 @contextmanager
 def without_garbage_collection(*, is_own_process: bool) -> Iterator[None]:
-    """Turn the garbage collector off during an import, and in a process of the command's own exempt what exists then for good.
+    """Disable the garbage collector during an import; in a process of the command, also exempt the imported objects for good.
 
-    Modules stay, so looking through their objects finds nothing, and takes 0.3 s of a training's first five: some of it during
-    the import, the rest while programs are traced.
+    Modules are never freed, so collecting their objects is useless, and takes 0.3 s of the first five seconds, during the
+    import and while programs are traced.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -87,7 +88,7 @@ def without_garbage_collection(*, is_own_process: bool) -> Iterator[None]:
 
 
 def _own_last(arguments: list[str]) -> list[str]:
-    """`--agent A --env E` from the beginning to the end, so that what is left begins with names."""
+    """Move `--agent A --env E` from the beginning to the end, so that the other arguments begin with names."""
     count = 0
     while arguments[count : count + 1] in (["--agent"], ["--env"]):
         count += 2
@@ -95,7 +96,7 @@ def _own_last(arguments: list[str]) -> list[str]:
 
 
 def _value_of(flag: str, arguments: list[str]) -> str | None:
-    """The value of a flag that decides which others there are."""
+    """Return the value of a flag on which the set of flags depends."""
     for i, word in enumerate(arguments):
         name, equals, value = word.partition("=")
         if name == flag:
@@ -126,7 +127,7 @@ def _parse(algorithm: str | None, own_agent: str | None, env_id: str, arguments:
     if source:
         others = [name for kind in (TrainFlags, OwnFlags, NetworkFlags, ReplayFlags) for name in field_names(kind)]
         agent = agent_flags(source, defaults.values, others)
-        # Where they are parsed, all are known, so that an error can say why the algorithm rejects one.
+        # Only help hides flags: an error can then say why the algorithm rejects a flag.
         names, is_help = setting_names(source), bool(HELP & set(arguments))
         network = network_flags_in_help(names) if is_help else NetworkFlags
         replay = replay_flags_in_help(names) if is_help else ReplayFlags
@@ -135,7 +136,7 @@ def _parse(algorithm: str | None, own_agent: str | None, env_id: str, arguments:
             ("network", network, dataclasses.field(default_factory=network)),
             ("replay", replay, dataclasses.field(default_factory=replay)),
         ]
-    name = algorithm or "your own agent"
+    name = algorithm or "a user-defined agent"
     description = f"Train {name} in {env_id}. Defaults: {defaults.source}."
     if env_id == PLACEHOLDER:
         description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."

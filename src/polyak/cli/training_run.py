@@ -1,4 +1,4 @@
-"""Runs a prepared training under the signals of the command line: what `polyak train` and `polyak resume` share."""
+"""Runs a prepared training with signal handling, for `polyak train` and `polyak resume`."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ from polyak.train.summary import seed_table
 from polyak.train.training import Training, finish, record_stop, resume_command
 from polyak.workers.learner_group import StoppedBeforeStart
 
-# A signal ends the evaluation at once.
+# Message of a signal during the final evaluation, which exits at once.
 TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evaluate`"
 
 
@@ -44,11 +44,11 @@ def run_at_once(trainings: Sequence[Training]) -> int:
 
 
 def run_one_after_another(prepare_seed: Callable[[int, Path], Training], directories: dict[int, Path]) -> int:
-    """Train and evaluate several seeds; a signal ends them all. Returns the largest exit code.
+    """Train and evaluate several seeds; a signal ends all. Returns the largest exit code.
 
     Args:
-        prepare_seed: the training of a seed in a directory.
-        directories: the directory of each seed.
+        prepare_seed: prepares the training of a seed in a directory.
+        directories: directory of each seed.
     """
     largest = 0
     pending = list(directories.items())
@@ -83,7 +83,7 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
     except StoppedBeforeStart as error:
         _print_resumption(trainings)
         return fail(error, signals.exit_code)
-    except (Exception, SystemExit) as error:  # an environment may raise SystemExit
+    except (Exception, SystemExit) as error:  # An environment may raise SystemExit.
         return _report_failure(trainings, error)
 
 
@@ -106,7 +106,7 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
         for training in trainings:
             _print_advice(training)
         return code
-    # The message of an invalid value names the environment, the value and what to do.
+    # The message of an invalid value is complete: environment, value, and advice.
     if not isinstance(error, InvalidValue):
         print_own_frames(error)
     _print_resumption(trainings)
@@ -114,12 +114,12 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
 
 
 def _print_advice(training: Training) -> None:
-    """Print where a training that diverged is, and what may help."""
+    """Print the run directory of a diverged training, and advice."""
     if training.run is not None:
         print(f"run: {training.run.directory}")
     print(
-        "what may help: for obs, reward or action, polyak.envs.check_env on the environment; for any other quantity, a smaller "
-        "learning rate or smaller rewards"
+        "advice: for obs, reward or action, run polyak.envs.check_env on the environment; for any other quantity, use a "
+        "smaller learning rate or smaller rewards"
     )
 
 
