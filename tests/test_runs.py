@@ -126,7 +126,7 @@ def test_an_agent_whose_policy_would_act_otherwise_is_rejected(run_and_policy):
 
 
 def test_load_policy_rejects_an_agent_argument_that_is_not_an_agent(run_and_policy, unchecked):
-    with pytest.raises(TypeError, match="load_policy: agent must be an agent like the one that was trained, got 5"):
+    with pytest.raises(TypeError, match="load_policy: agent must be an agent with the settings of the trained agent, got 5"):
         polyak.load_policy(run_and_policy[0], agent=5)
 
 

@@ -9,23 +9,24 @@ from polyak.export.exported_policy import load_exported
 from polyak.storage.run_directory import Run, RunError
 
 ACTING = {"network", "actor", "squash", "normalize_obs", "clip_obs", "num_atoms", "v_min", "v_max", "num_policy_tau"}
-"""Settings that the greedy policy depends on."""
+"""Settings on which the greedy policy depends."""
 
 
 def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> PredictingPolicy:
-    """A greedy policy, ready to `predict(obs)`; it needs no environment.
+    """Load a greedy policy, ready to `predict(obs)`, without an environment.
 
-    A run whose agent is stored needs no training loops either. An exported file needs neither Flax, Optax nor Gymnasium. A
-    symbolic link to a run or a file is followed.
+    Loading a run whose agent is stored imports no training loops. Loading an exported file imports neither Flax, Optax nor
+    Gymnasium. Symbolic links to a run or a file are followed.
 
     Args:
-        path: a run directory, the `best` in it (see `eval_every`), or a file that `polyak export` wrote as stablehlo or numpy.
-        agent: an agent like the one that was trained, for a run whose network is user-defined and so not stored.
+        path: a run directory, its subdirectory `best` (see `eval_every`), or a file that `polyak export` wrote as stablehlo or
+            numpy.
+        agent: an agent with the settings of the trained agent, for a run whose network is user-defined and so not stored.
 
     Raises:
-        RunError, ConfigError, CheckpointError, ExportError: what is missing or damaged, by name.
-        TypeError: an agent for a file.
-        ValueError: an agent whose policy would act otherwise than the run's.
+        RunError, ConfigError, CheckpointError, ExportError: a file is missing or damaged; the message names the file.
+        TypeError: `agent` is passed for a file.
+        ValueError: the policy of `agent` would act differently than the run's policy.
     """
     if not os.path.lexists(path):
         raise RunError(f"{path}: there is no such run directory or exported file")
@@ -34,7 +35,7 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
             raise TypeError(f"load_policy: {path} is a file, which contains its network; agent is for a run directory")
         return load_exported(os.path.realpath(path))
     if agent is not None and not isinstance(agent, Agent):
-        raise TypeError(f"load_policy: agent must be an agent like the one that was trained, got {agent!r:.80}")
+        raise TypeError(f"load_policy: agent must be an agent with the settings of the trained agent, got {agent!r:.80}")
     from polyak.runs import open_checkpoints, read_config, restore_policy
 
     run, checkpoints = open_checkpoints(Path(path))
@@ -45,9 +46,9 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
 
 
 def _check_acts_alike(run: Run, agent: Agent) -> None:
-    """Check that an agent whose arrays fit a run has its settings too, as far as its policy depends on them."""
+    """Check that an agent whose arrays fit a run also has the run's settings, as far as the policy depends on these."""
     stored = run.read_config().get("agent")
-    # A program may have stored anything.
+    # A run directory of another program may have any config.
     if not isinstance(stored, dict) or "spec" not in stored:
         return
     from polyak.core.spec_difference import difference

@@ -1,4 +1,4 @@
-"""Load the agent, state and policy of a run directory, without executing code that the files name."""
+"""Loads the agent, state and policy of a run directory, without executing code that the files name."""
 
 import dataclasses
 import math
@@ -43,12 +43,13 @@ MAX_WORKERS = 2**12
 """Maximum number of worker processes of a run."""
 
 MAX_LAG = 2**10
-"""Maximum lag of a run: the random numbers of as many rollouts are in memory."""
+"""Maximum lag of a run: the random numbers of this many rollouts are in memory."""
 
 MAX_COUNT = 2**31 - 1
+"""Maximum of numbers that are compared with 32-bit counts."""
+
 MAX_EVALUATION_STEPS = 1_000_000
-"""Steps of each environment in an evaluation: without a time limit a greedy policy may never end its episode."""
-"""Maximum of what is compared with counts of 32 bits."""
+"""Maximum steps of each environment in an evaluation: without a time limit a greedy policy may never end its episode."""
 
 LOOPS = ("compiled", "host", "distributed", "asynchronous")
 
@@ -65,12 +66,12 @@ ENV_OPTIONS = (
     "action_mask_key",
     "info_metrics",
 )
-"""Arguments of `polyak.envs.make` that a run stores beside those with a field of their own; none of them opens a file."""
+"""Arguments of `polyak.envs.make` in `RunConfig.env_options`; none of them opens a file."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything needed to repeat a training run; the content of `config.json`.
+    """The settings of a training run; the content of `config.json`.
 
     Attributes:
         algorithm: name of the algorithm.
@@ -86,27 +87,27 @@ class RunConfig:
         action_scaling: how Box actions are mapped to the environment's bounds: `"clip"` or `"rescale"`.
         env_kwargs: keyword arguments of the environment; numbers and bools only.
         threads: number of XLA threads on a CPU, which affects the last bits of large matrix products; None is XLA's default.
-        own_env: the environment is the caller's own object, which has to be passed again to resume or evaluate the run.
-        own_flags: the flags of `polyak train` that named it: `env` and `wrapper`, and the names of texts in `env_kwargs`. They
-            are compared with those that are given again; nothing is imported from them.
+        own_env: the environment is user-defined, and must be passed again to resume or evaluate the run.
+        own_flags: the flags of `polyak train` that named the environment: `env` and `wrapper`, and the names of texts in
+            `env_kwargs`. Stored flags are compared with new flags; no stored name is imported.
         env_options: further arguments of `polyak.envs.make`.
-        eval_every: env_steps between evaluations of the greedy policy while training; None for none.
-        eval_episodes: episodes of each of them.
-        final_eval_episodes: episodes of the evaluation at the end; None in runs of versions that did not store it.
-        eval_max_steps: steps of each environment that an evaluation may take.
+        eval_every: env_steps between evaluations of the greedy policy during training; None for none.
+        eval_episodes: number of episodes of each evaluation during training.
+        final_eval_episodes: number of episodes of the final evaluation; None in runs of older versions.
+        eval_max_steps: maximum number of steps of each environment in an evaluation.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
-        workers: number of worker processes of the last two loops; None in the others.
-        lag: how many updates old the policy of a rollout may be.
-        shared_optimizer: in the asynchronous loop: one optimizer state for all workers, or each its own.
-        max_staleness: in the asynchronous loop: how many steps old the weights of a gradient may be; None is any number.
-        max_bad: in the asynchronous loop: pushes with NaN or infinity in a row after which a worker is replaced.
-        worker_timeout: seconds that a rollout of a worker may take.
-        worker_start_timeout: seconds that the start of a worker may take.
-        worker_restarts: how many times workers may be replaced.
-        on_env_error: an exception of an environment in a worker ends the training, or starts new episodes.
-        min_workers: how many workers training needs; None is all.
-        learners: number of processes that split the devices of the compiled loop.
-        replay_on: memory of the agent's replay: of the `"device"` that learns, or of the `"host"`.
+        workers: number of worker processes of the distributed and the asynchronous loop; None in other loops.
+        lag: maximum age, in updates, of a rollout's policy.
+        shared_optimizer: in the asynchronous loop: one optimizer state for all workers, instead of one per worker.
+        max_staleness: in the asynchronous loop: maximum age, in steps, of a gradient's weights; None is any age.
+        max_bad: in the asynchronous loop: consecutive pushes with NaN or infinity after which a worker is replaced.
+        worker_timeout: maximum seconds of a worker's rollout.
+        worker_start_timeout: maximum seconds of a worker's start.
+        worker_restarts: maximum number of worker restarts.
+        on_env_error: an exception of an environment in a worker ends training (`"raise"`) or starts new episodes (`"restart"`).
+        min_workers: number of workers that training needs; None is all.
+        learners: number of processes over which the devices of the compiled loop are split.
+        replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
     """
 
     algorithm: str
@@ -189,19 +190,19 @@ class RunConfig:
         _check_own_flags(self.own_flags)
 
     def episodes_at_end(self, unknown: int) -> int:
-        """Episodes of the evaluation at the end: as stored, else those of each evaluation while training, else `unknown`."""
+        """Return the number of episodes of the final evaluation; in runs of older versions, `eval_episodes` or `unknown`."""
         if self.final_eval_episodes is not None:
             return self.final_eval_episodes
         return unknown if self.eval_every is None else self.eval_episodes
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON data; a custom network is stored as a description only and must be passed again to load the run."""
+        """Convert to JSON data; a user-defined network is stored as a description only and must be passed again on loading."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "agent"}
         return {"format": FORMAT, **fields, "agent": to_json(self.agent, on_unknown="describe")}
 
 
 def config_classes() -> dict[str, type]:
-    """The classes that a `config.json` may name, including every agent in `AGENTS`."""
+    """Return the classes that a `config.json` may name, including every agent in `AGENTS`."""
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles)
     replays = (PrioritizedReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, AGENTS)
@@ -212,8 +213,8 @@ def read_config(run: Run, agent: Any = None) -> RunConfig:
     """Read the configuration of a run.
 
     Args:
-        agent: the run's agent, or what will make it, where the file cannot describe it: its class or its network is the
-            caller's own.
+        run: the run.
+        agent: the run's agent or its constructor, if its class or its network is user-defined, which the file cannot store.
 
     Raises:
         ConfigError: the file has another format, a field is missing, unknown or out of range, or the agent cannot be
@@ -225,7 +226,7 @@ def read_config(run: Run, agent: Any = None) -> RunConfig:
         advice = "it is not from polyak train"
         if isinstance(data.get("format"), int):
             newer = data["format"] > FORMAT
-            advice = "upgrade polyak" if newer else "it is of an earlier version, whose runs cannot be continued"
+            advice = "upgrade polyak" if newer else "it is from an earlier version, whose runs cannot be continued"
         raise ConfigError(f"{what}: has format {data.get('format')!r}, this version reads {FORMAT}; {advice}")
     fields = dataclasses.fields(RunConfig)
     names = [field.name for field in fields]
@@ -266,7 +267,7 @@ def _check_env_options(options: Any) -> None:
 
 
 def _check_own_flags(own_flags: Any) -> None:
-    """Check that they are names, which can be printed."""
+    """Check that the flags are printable names."""
     if not isinstance(own_flags, Mapping):
         raise TypeError(f"run: own_flags must be a mapping, got {own_flags!r:.80}")
     for name, value in own_flags.items():
@@ -277,16 +278,16 @@ def _check_own_flags(own_flags: Any) -> None:
 
 
 def algorithm_name(agent: Agent) -> str:
-    """The name of an agent's class in `AGENTS`, else that of the class."""
+    """Return the name of an agent's class in `AGENTS`, else the name of the class."""
     path = f"{type(agent).__module__}:{type(agent).__qualname__}"
     return next((name for name, known in AGENTS.items() if known == path), type(agent).__name__)
 
 
 def open_checkpoints(path: Path) -> tuple[Run, Path]:
-    """The run and its checkpoints: the newest of a run directory, or the best one under `RUN/best`.
+    """Open a run; returns the run and the directory of its checkpoints, `RUN/checkpoints`, or `RUN/best` for this path.
 
     Raises:
-        RunError: the path is no run directory, nor the `best` of one.
+        RunError: the path is neither a run directory nor its subdirectory `best`.
     """
     is_best = path.name == BEST and os.path.lexists(path.parent / CONFIG)
     run = open_run(path.parent if is_best else path)
@@ -305,12 +306,12 @@ def restore_policy(checkpoints: Path, agent: Agent) -> tuple[Policy, int]:
 
 
 def run_key(seed: int) -> Any:
-    """The key of a run with this seed."""
+    """Return the key of a run with a seed."""
     return jax.random.key(np.uint32(seed))
 
 
 def seed_of(key: Any) -> int | None:
-    """The seed of a key, or None if it is that of no seed."""
+    """Return the seed from which `jax.random.key(seed)` created a key, or None."""
     data = np.asarray(jax.random.key_data(key))
     if data.shape != (2,) or jax.random.key_impl(key) != jax.random.key_impl(run_key(0)):
         return None

@@ -1,4 +1,4 @@
-"""All schedules under one name: `polyak.schedules.Exponential(1.0, 0.5, env_steps=100_000)`."""
+"""The public name of all schedules: `polyak.schedules.Exponential(1.0, 0.5, env_steps=100_000)`."""
 
 from polyak.ops.schedules import Constant, Exponential, Linear, Piecewise, Schedule, value_at
 
