@@ -44,7 +44,7 @@ LONGER = {
     "tests/cli/test_extended_agent.py": _TRAININGS,
     "tests/cli/test_flags.py": "parses every flag with wrong values",
     "tests/cli/test_killed.py": _PROCESSES,
-    "tests/cli/test_own.py": _TRAININGS,
+    "tests/cli/test_user_code.py": _TRAININGS,
     "tests/cli/test_resume.py": _TRAININGS,
     "tests/cli/test_train.py": _TRAININGS,
     "tests/envs/test_libraries.py": _PROCESSES,

@@ -18,9 +18,9 @@ from polyak.cli.evaluate import EvaluateFlags
 from polyak.cli.export import ExportFlags
 from polyak.cli.flags import TrainFlags, UsageError, parse, parse_settings
 from polyak.cli.network_flags import Activation, NetworkFlags
-from polyak.cli.own_flags import OwnFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.resume import ResumeFlags
+from polyak.cli.user_flags import UserFlags
 from polyak.networks.layers import ACTIVATIONS
 from polyak.ops.schedules import Linear
 from polyak.presets import preset
@@ -127,7 +127,7 @@ def hints_of(kind):
     return [hints[field.name] for field in dataclasses.fields(kind)]
 
 
-FLAGS = flags_of(TrainFlags) | flags_of(OwnFlags) | flags_of(agent_flags(AGENTS["ppo"], {})) | flags_of(NetworkFlags)
+FLAGS = flags_of(TrainFlags) | flags_of(UserFlags) | flags_of(agent_flags(AGENTS["ppo"], {})) | flags_of(NetworkFlags)
 
 
 A_NETWORK = {
@@ -401,7 +401,7 @@ def test_the_error_says_what_to_write(words, said, command):
     assert text == wanted or f":{wanted}Argumenthelptext" in text
 
 
-@pytest.mark.parametrize("kind", [TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags, OwnFlags])
+@pytest.mark.parametrize("kind", [TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags, UserFlags])
 def test_no_help_breaks_where_the_source_does(kind):
     texts = {param.arg_name: param.description for param in docstring_parser.parse_from_object(kind).params}
     assert texts and not [name for name, text in texts.items() if "\n" in text]

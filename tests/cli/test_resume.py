@@ -353,7 +353,11 @@ def test_usage_errors_name_the_flag(words, message, run, command, workdir):
     ("old", "new", "message"),
     [
         ('"format": 3', '"format": 4', "has format 4, this version reads 3; upgrade polyak"),
-        ('"format": 3', '"format": 2', "has format 2, this version reads 3; it is from an earlier version, whose runs cannot be"),
+        (
+            '"format": 3',
+            '"format": 2',
+            "has format 2, this version reads 3; it is from an earlier version, whose runs cannot be",
+        ),
         ('"gamma": ', '"gama": ', "unknown field 'gama'; did you mean 'gamma'?"),
         ('"gamma": 0.98', '"gamma": 2.0', "gamma must be a number in [0, 1], got 2.0"),
         ('"$class": "PPO"', '"$class": "os.system"', "unknown class name 'os.system'"),

@@ -15,9 +15,9 @@ from rich.console import Console
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run
 from polyak.cli.imports import ImportFlag, import_object
-from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnGroupOfRun
-from polyak.cli.own_frames import print_own_frames
+from polyak.cli.user_code import read_user_run, with_agent
+from polyak.cli.user_flags import UserGroupOfRun
+from polyak.cli.user_traceback import print_user_traceback
 from polyak.core.checks import check_integer
 from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
@@ -42,7 +42,7 @@ PolicyFlag: TypeAlias = Annotated[
 class EvaluateFlags:
     """Number of episodes, and their seed."""
 
-    own: OwnGroupOfRun
+    user: UserGroupOfRun
 
     episodes: int = 100
     """number of episodes"""
@@ -105,16 +105,16 @@ class _Task:
 
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run, checkpoints = open_checkpoints(directory)
-    own = read_own_run(run, flags.own, flags.imports)
-    envs = [own.make_env(min(own.config.num_envs, flags.episodes))]
+    user_run = read_user_run(run, flags.user, flags.imports)
+    envs = [user_run.make_env(min(user_run.config.num_envs, flags.episodes))]
     try:
-        config = with_agent(run, own.config, flags.own, envs[0].spec)
+        config = with_agent(run, user_run.config, flags.user, envs[0].spec)
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
         policy, env_steps = restore_policy(checkpoints, config.agent)
         policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
         if flags.policy is not None:
             policies[flags.policy] = _python_policy(flags.policy, config)
-            envs.append(own.make_env(envs[0].num_envs))
+            envs.append(user_run.make_env(envs[0].num_envs))
     except BaseException:
         with _closing(envs):
             raise
@@ -150,7 +150,7 @@ def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlag
         except (*ERRORS, UnendedEpisodes) as error:
             failed[str(directory.relative_to(parent))] = str(error)
         except Exception as error:  # An environment or a policy may raise any exception.
-            print_own_frames(error)
+            print_user_traceback(error)
             failed[str(directory.relative_to(parent))] = f"{type(error).__name__}: {error}"
         else:
             played.setdefault(task.settings, []).append((task, evaluation))

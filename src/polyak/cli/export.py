@@ -8,8 +8,8 @@ import tyro
 
 from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.imports import ImportFlag
-from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnFlags, OwnGroupOfRun
+from polyak.cli.user_code import read_user_run, with_agent
+from polyak.cli.user_flags import UserFlags, UserGroupOfRun
 from polyak.core.types import HostEnv
 from polyak.export.archive import ExportError
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
@@ -27,7 +27,7 @@ OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", hel
 class ExportFlags:
     """Format and output file."""
 
-    own: OwnGroupOfRun
+    user: UserGroupOfRun
 
     format: Format
     """stablehlo: for polyak.load_policy and JAX; onnx: for ONNX runtimes; numpy: weights of dense layers, with a reader"""
@@ -46,11 +46,11 @@ def export(arguments: list[str]) -> int:
         return fail(error)
 
 
-def _config_with_own_agent(run: Run, flags: OwnFlags, imports: str | None) -> RunConfig:
-    own = read_own_run(run, flags, imports)
-    env = own.make_env(1)
+def _config_with_user_agent(run: Run, flags: UserFlags, imports: str | None) -> RunConfig:
+    user_run = read_user_run(run, flags, imports)
+    env = user_run.make_env(1)
     try:
-        return with_agent(run, own.config, flags, env.spec)
+        return with_agent(run, user_run.config, flags, env.spec)
     finally:
         if isinstance(env, HostEnv):
             env.close()
@@ -61,7 +61,7 @@ def _export(directory: Path, flags: ExportFlags) -> int:
     run, checkpoints = open_checkpoints(directory)
     if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):
         raise UsageError(f"--output {flags.output}: must be a separate file, not the standard output or a file of the run")
-    config = read_config(run) if flags.own.agent is None else _config_with_own_agent(run, flags.own, flags.imports)
+    config = read_config(run) if flags.user.agent is None else _config_with_user_agent(run, flags.user, flags.imports)
     policy, env_steps = restore_policy(checkpoints, config.agent)
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
     about = {"algorithm": config.algorithm, "env": config.env, "env_steps": env_steps}

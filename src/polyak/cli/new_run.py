@@ -14,10 +14,10 @@ from polyak.cli.change_parts import change_parts
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import TrainFlags, UsageError, fail
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.own import env_maker, import_callable, make_own_agent, store_own_flags
-from polyak.cli.own_flags import OwnFlags, resume_flags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
+from polyak.cli.user_code import env_maker, import_callable, make_user_agent, store_user_flags
+from polyak.cli.user_flags import UserFlags, resume_flags
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import Agent, Env, HasReplay, HostEnv
 from polyak.envs.available import JAX_PREFIXES
@@ -53,7 +53,7 @@ def train_new_run(
     algorithm: str,
     env_id: str,
     flags: TrainFlags,
-    own: OwnFlags,
+    user: UserFlags,
     agent_flags: Any,
     network_flags: NetworkFlags,
     replay_flags: ReplayFlags,
@@ -61,10 +61,10 @@ def train_new_run(
     """Train in a new run directory; returns the exit code.
 
     Args:
-        algorithm: name of the algorithm; ignored if `own` names an agent.
+        algorithm: name of the algorithm; ignored if `user` names an agent.
         env_id: name of the environment, or of the function that creates it.
         flags: options of the training run.
-        own: flags that name a user-defined agent and environment.
+        user: flags that name a user-defined agent and environment.
         agent_flags: settings of the agent.
         network_flags: settings of the network.
         replay_flags: settings of the replay.
@@ -89,8 +89,8 @@ def train_new_run(
         if loop != "compiled" and devices == 1:
             # Before user-defined code starts JAX.
             dispatch_synchronously()
-        target, env_kwargs = env_maker(own, env_id)
-        named = agent_class(algorithm) if own.agent is None else import_callable(own.agent, "--agent")
+        target, env_kwargs = env_maker(user, env_id)
+        named = agent_class(algorithm) if user.agent is None else import_callable(user.agent, "--agent")
         usual: Literal["clip", "rescale"] = getattr(named, "action_scaling", "clip")
         scaling = flags.action_scaling or usual
         source = EnvSource(target, {"action_scaling": scaling, "env_kwargs": env_kwargs})
@@ -101,9 +101,9 @@ def train_new_run(
             source = env.source
         try:
             settings = changed_settings(agent_flags)
-            if own.agent is not None:
+            if user.agent is not None:
                 settings = {name: with_length(value, flags.env_steps) for name, value in settings.items()}
-                agent = make_own_agent(own.agent, env.spec, settings)
+                agent = make_user_agent(user.agent, env.spec, settings)
             else:
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
             name = algorithm or type(agent).__name__
@@ -121,8 +121,8 @@ def train_new_run(
                 available = start_jax(threads)
                 check_memory(agent, seeds=flags.seeds if at_once else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices
-                name = algorithm if own.agent is None else algorithm_name(agent)
-                prepare_seed = partial(_prepare, flags, own, name, agent, env, source, loop, devices, threads, learners)
+                name = algorithm if user.agent is None else algorithm_name(agent)
+                prepare_seed = partial(_prepare, flags, user, name, agent, env, source, loop, devices, threads, learners)
                 return _train(prepare_seed, name, env, env_id, flags, at_once)
         finally:
             if isinstance(env, HostEnv):
@@ -153,7 +153,7 @@ def _train(
 
 def _prepare(
     flags: TrainFlags,
-    own: OwnFlags,
+    user: UserFlags,
     algorithm: str,
     agent: Agent,
     env: Env | HostEnv,
@@ -169,7 +169,7 @@ def _prepare(
     shared = {name: getattr(flags, name) for name in flag_names & setting_names}
     settings = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, "loop": loop, "devices": devices})
     training = prepare(agent, env, settings, threads=threads, source=source, algorithm=algorithm, learners=learners)
-    return dataclasses.replace(store_own_flags(training, own), resume_flags=resume_flags(own, flags.ray_address))
+    return dataclasses.replace(store_user_flags(training, user), resume_flags=resume_flags(user, flags.ray_address))
 
 
 def _workers(flags: TrainFlags) -> Workers | None:

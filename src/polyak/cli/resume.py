@@ -21,10 +21,10 @@ from polyak.cli.flags import (
 )
 from polyak.cli.imports import ImportFlag
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.own import read_own_run, with_agent
-from polyak.cli.own_flags import OwnGroupOfRun, resume_flags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import run_to_exit_code
+from polyak.cli.user_code import read_user_run, with_agent
+from polyak.cli.user_flags import UserGroupOfRun, resume_flags
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
@@ -45,7 +45,7 @@ from polyak.workers.ray_workers import ClusterError
 class ResumeFlags:
     """Options of a resumed run."""
 
-    own: OwnGroupOfRun
+    user: UserGroupOfRun
 
     env_steps: Annotated[int | None, default_hint("the run's", "INT")] = None
     """total number of environment steps, including the steps already done; saved in the run's config.json"""
@@ -118,12 +118,12 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             run.accept_config()
     if _is_finished(directory, flags):
         return 0
-    config = read_own_run(open_run(directory), flags.own, flags.imports).config
+    config = read_user_run(open_run(directory), flags.user, flags.imports).config
     # May raise, so it is called before the run is opened for writing.
     _with_workers(config, flags)
     with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
-        own = read_own_run(run, flags.own, flags.imports, exact=True)
-        config = own.config
+        user_run = read_user_run(run, flags.user, flags.imports, exact=True)
+        config = user_run.config
         planned = config.env_steps
         config = dataclasses.replace(config, env_steps=flags.env_steps or planned)
         config, split = _with_workers(config, flags)
@@ -140,11 +140,11 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
         start_jax(config.threads)
         if learners is None:
             mesh_over(config.devices, config.num_envs)
-        env = own.make_env(1 if split else config.num_envs)
+        env = user_run.make_env(1 if split else config.num_envs)
         env = split_over_workers(env, config.num_envs, split) if split else env
         try:
-            config = with_agent(run, config, flags.own, env.spec, force=flags.force)
-            if flags.own.agent is not None:
+            config = with_agent(run, config, flags.user, env.spec, force=flags.force)
+            if flags.user.agent is not None:
                 consent = "--force accepts and stores them"
                 check_agent_settings(run, config.agent, force=flags.force, owner="polyak resume", consent=consent)
             for sentence in ended_schedules(run, config):
@@ -152,8 +152,8 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             training = prepare_resumption(run, config, env, force=flags.force, learners=learners)
             if config.env_steps < planned:
                 print(f"{directory}: env_steps changed from {planned:,} to {config.env_steps:,}")
-            episodes, own_flags = _eval_episodes(config, flags), resume_flags(flags.own, flags.ray_address)
-            return run_to_exit_code(dataclasses.replace(training, eval_episodes=episodes, resume_flags=own_flags))
+            episodes, given = _eval_episodes(config, flags), resume_flags(flags.user, flags.ray_address)
+            return run_to_exit_code(dataclasses.replace(training, eval_episodes=episodes, resume_flags=given))
         finally:
             if isinstance(env, HostEnv):
                 close_envs(env)
@@ -198,7 +198,7 @@ def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
     done = max(steps(run.checkpoints), default=0)
     if env_steps is not None and done > env_steps:
         raise UsageError(f"--env-steps {env_steps:,}: {directory} has already done {done:,}")
-    config = read_config(run, flags.own.agent)
+    config = read_config(run, flags.user.agent)
     if done < (env_steps or config.env_steps) or not os.path.lexists(run.directory / SUMMARY):
         return False
     summary = run.read_summary()

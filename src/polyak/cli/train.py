@@ -12,8 +12,8 @@ from polyak.cli.agent_source import class_source
 from polyak.cli.flags import TrainFlags, UsageError, fail, field_names, parse, print_usage
 from polyak.cli.imports import find_modules_here
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
-from polyak.cli.own_flags import OwnFlags, OwnGroup
 from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
+from polyak.cli.user_flags import UserFlags, UserGroup
 from polyak.core.suggestions import unknown_name
 from polyak.presets import Preset, preset
 
@@ -32,31 +32,31 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         names = f"ALGO: {', '.join(AGENTS)}; ENV: see `polyak list`."
-        own = "User-defined code in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
-        text = f"polyak train ALGO ENV [flags]\n\n{names}\n{own}\n`polyak train ppo CartPole-v1 --help` shows every flag."
+        user = "User-defined code in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
+        text = f"polyak train ALGO ENV [flags]\n\n{names}\n{user}\n`polyak train ppo CartPole-v1 --help` shows every flag."
         return print_usage(text, arguments)
-    arguments = _own_last(arguments)
-    own_agent, own_env = _value_of("--agent", arguments), _value_of("--env", arguments)
+    arguments = _move_user_flags_last(arguments)
+    user_agent, user_env = _value_of("--agent", arguments), _value_of("--env", arguments)
     count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
     words, rest = arguments[:count], arguments[count:]
-    for flag, value, name in (("--agent", own_agent, "ALGO"), ("--env", own_env, "ENV")):
-        if value is not None and len(words) > (own_agent is None) + (own_env is None):
+    for flag, value, name in (("--agent", user_agent, "ALGO"), ("--env", user_env, "ENV")):
+        if value is not None and len(words) > (user_agent is None) + (user_env is None):
             return fail(f"{flag} {value} takes the place of {name}; got {' '.join(words)} too")
-    algorithm = None if own_agent else words.pop(0) if words else None
-    if algorithm is None and own_agent is None:
+    algorithm = None if user_agent else words.pop(0) if words else None
+    if algorithm is None and user_agent is None:
         return fail("an algorithm is missing, e.g.: polyak train ppo CartPole-v1, or --agent MODULE:NAME for your own")
     algorithm = algorithm and algorithm.lower()
     if algorithm is not None and algorithm not in AGENTS:
         meant = words[0].lower() if words else "ppo"
         hint = f"; the algorithm comes first: polyak train {meant} {arguments[0]}" if meant in AGENTS else ""
         return fail(unknown_name(arguments[0], AGENTS, "algorithm") + hint)
-    env_id = own_env if own_env else words.pop(0) if words else None
+    env_id = user_env if user_env else words.pop(0) if words else None
     if env_id is None and HELP & set(rest):
         env_id = PLACEHOLDER
     if env_id is None:
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:
-        flags = _parse(algorithm, own_agent, env_id, [*words, *rest])
+        flags = _parse(algorithm, user_agent, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
     with without_garbage_collection(is_own_process=is_own_process):
@@ -65,7 +65,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     of_agent = vars(flags)
     settings, network = of_agent.get("algorithm", NO_SETTINGS), of_agent.get("network", NetworkFlags())
     return train_new_run(
-        algorithm or "", env_id, flags.training, flags.own, settings, network, of_agent.get("replay", ReplayFlags())
+        algorithm or "", env_id, flags.training, flags.user, settings, network, of_agent.get("replay", ReplayFlags())
     )
 
 
@@ -87,7 +87,7 @@ def without_garbage_collection(*, is_own_process: bool) -> Iterator[None]:
             gc.enable()
 
 
-def _own_last(arguments: list[str]) -> list[str]:
+def _move_user_flags_last(arguments: list[str]) -> list[str]:
     """Move `--agent A --env E` from the beginning to the end, so that the other arguments begin with names."""
     count = 0
     while arguments[count : count + 1] in (["--agent"], ["--env"]):
@@ -108,24 +108,24 @@ def _defaults(preset: Preset) -> TrainFlags:
     return TrainFlags(preset.env_steps, preset.num_envs, loop=preset.loop, workers=preset.workers)
 
 
-def _is_class(own_agent: str) -> bool:
+def _is_class(user_agent: str) -> bool:
     """Return True if `--agent` names a class: its settings are flags, the settings of a function's agent are not."""
     find_modules_here()
     try:
-        return bool(class_source(own_agent))
+        return bool(class_source(user_agent))
     except (ImportError, ValueError, SyntaxError):
         return False
 
 
-def _parse(algorithm: str | None, own_agent: str | None, env_id: str, arguments: list[str]) -> Any:
+def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
         ("training", TrainFlags, dataclasses.field(default=_defaults(defaults))),
-        ("own", OwnGroup, dataclasses.field(default=OwnFlags())),
+        ("user", UserGroup, dataclasses.field(default=UserFlags())),
     ]
-    source = AGENTS[algorithm] if algorithm else own_agent if own_agent and _is_class(own_agent) else None
+    source = AGENTS[algorithm] if algorithm else user_agent if user_agent and _is_class(user_agent) else None
     if source:
-        others = [name for kind in (TrainFlags, OwnFlags, NetworkFlags, ReplayFlags) for name in field_names(kind)]
+        others = [name for kind in (TrainFlags, UserFlags, NetworkFlags, ReplayFlags) for name in field_names(kind)]
         agent = agent_flags(source, defaults.values, others)
         # Only help hides flags: an error can then say why the algorithm rejects a flag.
         names, is_help = setting_names(source), bool(HELP & set(arguments))

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from polyak.cli.flags import fail
-from polyak.cli.own_frames import print_own_frames
 from polyak.cli.signals import NAMES, Signals, handle_signals
+from polyak.cli.user_traceback import print_user_traceback
 from polyak.core.space_check import InvalidValue
 from polyak.loops.loop import TrainingDiverged
 from polyak.storage.directory import find
@@ -108,7 +108,7 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
         return code
     # The message of an invalid value is complete: environment, value, and advice.
     if not isinstance(error, InvalidValue):
-        print_own_frames(error)
+        print_user_traceback(error)
     _print_resumption(trainings)
     return fail(f"{type(error).__name__}: {error}", 1)
 

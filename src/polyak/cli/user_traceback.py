@@ -17,7 +17,7 @@ LIBRARIES = tuple(
 )
 
 
-def print_own_frames(error: BaseException) -> None:
+def print_user_traceback(error: BaseException) -> None:
     """Print a traceback, from the first frame in user-defined code (no file of polyak or an installed library).
 
     Without such a frame, the complete traceback is printed, as the error is in a library.
@@ -28,13 +28,13 @@ def print_own_frames(error: BaseException) -> None:
         chain.append(shown)
         shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
     stacks = [list(one.stack) for one in chain]
-    if any(is_own(frame.filename) for stack in stacks for frame in stack):
+    if any(is_user_code(frame.filename) for stack in stacks for frame in stack):
         for one, stack in zip(chain, stacks, strict=True):
-            first = next((i for i, frame in enumerate(stack) if is_own(frame.filename)), len(stack))
+            first = next((i for i, frame in enumerate(stack) if is_user_code(frame.filename)), len(stack))
             one.stack = traceback.StackSummary.from_list(stack[first:])
     print("".join(chain[0].format()), end="", file=sys.stderr)
 
 
-def is_own(filename: str) -> bool:
+def is_user_code(filename: str) -> bool:
     """Return True if a file is neither polyak's nor an installed library's; code from a string has no file."""
     return not filename.startswith(("<", *LIBRARIES))

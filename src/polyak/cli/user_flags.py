@@ -10,7 +10,7 @@ from polyak.cli.flags import default_hint, parse_settings
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnFlags:
+class UserFlags:
     """A user-defined agent and environment. Modules are also found in the working directory."""
 
     agent: Annotated[str | None, default_hint("ALGO's", "MODULE:NAME")] = None
@@ -44,14 +44,14 @@ class OwnFlags:
         return shlex.join(word for flag, values in words.items() for word in (flag, *values))
 
 
-def resume_flags(own: OwnFlags, ray_address: str | None) -> str:
+def resume_flags(user: UserFlags, ray_address: str | None) -> str:
     """Return the flags of `polyak resume` for user-defined code and the Ray cluster, which a run does not store."""
     address = "" if ray_address is None else f"--ray-address {shlex.quote(ray_address)}"
-    return " ".join(filter(None, [str(own), address]))
+    return " ".join(filter(None, [str(user), address]))
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnFlagsOfRun(OwnFlags):
+class UserFlagsOfRun(UserFlags):
     """A user-defined agent and environment, and texts in the environment's settings, which a run does not store."""
 
     agent: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
@@ -65,5 +65,5 @@ class OwnFlagsOfRun(OwnFlags):
 GROUP = tyro.conf.arg(name="user-defined agent and environment")
 """Title of these flags in `--help`."""
 
-OwnGroup: TypeAlias = Annotated[OwnFlags, GROUP]
-OwnGroupOfRun: TypeAlias = Annotated[OwnFlagsOfRun, GROUP]
+UserGroup: TypeAlias = Annotated[UserFlags, GROUP]
+UserGroupOfRun: TypeAlias = Annotated[UserFlagsOfRun, GROUP]

@@ -8,7 +8,7 @@ from typing import Any
 from polyak import envs
 from polyak.cli.flags import UsageError
 from polyak.cli.imports import check_import, import_object
-from polyak.cli.own_flags import OwnFlags
+from polyak.cli.user_flags import UserFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
@@ -18,7 +18,7 @@ from polyak.storage.run_directory import Run
 from polyak.train.training import Training
 
 
-def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+def env_maker(flags: UserFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the first argument of `polyak.envs.make` and its `env_kwargs`: a name, or a function for user-defined code.
 
     Args:
@@ -52,7 +52,7 @@ def env_maker(flags: OwnFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
     return make_one, {}
 
 
-def make_own_agent(name: str, spec: EnvSpec, settings: Mapping[str, Any]) -> Agent:
+def make_user_agent(name: str, spec: EnvSpec, settings: Mapping[str, Any]) -> Agent:
     """Create the agent of `--agent`.
 
     Args:
@@ -83,14 +83,14 @@ def import_callable(name: str, flag: str) -> Callable[..., Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnRun:
+class UserRun:
     """The config of a run, and a function that creates its environments."""
 
     config: RunConfig
     make_env: Callable[[int], Env | HostEnv]
 
 
-def read_own_run(run: Run, flags: OwnFlags, imports: str | None, *, exact: bool = False) -> OwnRun:
+def read_user_run(run: Run, flags: UserFlags, imports: str | None, *, exact: bool = False) -> UserRun:
     """Read the config of a run; user-defined parts, which the run does not store, are taken from flags.
 
     Args:
@@ -105,7 +105,7 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None, *, exact: bool 
         ConfigError: `config.json` cannot be read.
     """
     config = read_config(run, flags.agent)
-    _check_own_flags(run, config, flags, exact=exact)
+    _check_user_flags(run, config, flags, exact=exact)
     may_import = check_import(config.env, imports) if flags.env is None else True
     target, kwargs = env_maker(flags, config.env, config.env_kwargs)
 
@@ -119,11 +119,11 @@ def read_own_run(run: Run, flags: OwnFlags, imports: str | None, *, exact: bool 
             **config.env_options,
         )
 
-    return OwnRun(config, make_env)
+    return UserRun(config, make_env)
 
 
-def store_own_flags(training: Training, flags: OwnFlags) -> Training:
-    """Store the flags that name the environment in the run directory, for `read_own_run`; returns the training."""
+def store_user_flags(training: Training, flags: UserFlags) -> Training:
+    """Store the flags that name the environment in the run directory, for `read_user_run`; returns the training."""
     if flags.stored and training.run is not None:
         numbers = {name: value for name, value in flags.kwargs.items() if not isinstance(value, str)}
         changes: dict[str, Any] = {"own_flags": flags.stored, "env_kwargs": numbers}
@@ -132,7 +132,7 @@ def store_own_flags(training: Training, flags: OwnFlags) -> Training:
     return training
 
 
-def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: bool) -> None:
+def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: bool) -> None:
     """Check that the flags of the run's environment are given again; names in a file are compared, never imported.
 
     Raises:
@@ -169,7 +169,7 @@ def _check_own_flags(run: Run, config: RunConfig, flags: OwnFlags, *, exact: boo
         )
 
 
-def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec, *, force: bool = False) -> RunConfig:
+def with_agent(run: Run, config: RunConfig, flags: UserFlags, spec: EnvSpec, *, force: bool = False) -> RunConfig:
     """Return the config with the agent of `--agent`, if the flag is set.
 
     If `--agent` is the class of the run's agent, the class gets the stored settings; settings that a file cannot hold, such
@@ -190,4 +190,4 @@ def with_agent(run: Run, config: RunConfig, flags: OwnFlags, spec: EnvSpec, *, f
         for name in stored.keys() - {"$class", "spec"}:
             with contextlib.suppress(ConfigError):
                 settings[name] = from_json(stored[name], config_classes())
-    return dataclasses.replace(config, agent=make_own_agent(flags.agent, spec, settings))
+    return dataclasses.replace(config, agent=make_user_agent(flags.agent, spec, settings))

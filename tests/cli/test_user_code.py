@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polyak.cli.own_flags import OwnFlags, resume_flags
+from polyak.cli.user_flags import UserFlags, resume_flags
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.run_directory import open_run
@@ -248,9 +248,9 @@ def test_evaluation_while_training_keeps_the_best(command):
 
 
 def test_the_command_that_resumes_names_the_ray_cluster(command, workdir):
-    flags = OwnFlags(env="my:make")
+    flags = UserFlags(env="my:make")
     assert resume_flags(flags, "host:6379") == "--env my:make --ray-address host:6379"
-    assert resume_flags(OwnFlags(), "auto") == "--ray-address auto" and resume_flags(OwnFlags(), None) == ""
+    assert resume_flags(UserFlags(), "auto") == "--ray-address auto" and resume_flags(UserFlags(), None) == ""
 
 
 def test_a_ray_address_that_nothing_answers_at_leaves_no_run(command, workdir):
