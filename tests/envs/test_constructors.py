@@ -119,7 +119,7 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": "CartPole-v7"}, ValueError, "did you mean 'CartPole-v"),
         ({"id": "jax/CartPole-v0"}, ValueError, "unknown environment 'jax/CartPole-v0'; did you mean 'jax/CartPole-v1'"),
         ({"id": "jax/Taxi"}, ValueError, r"unknown environment 'jax/Taxi' \(.*jax/Pendulum-v1"),
-        ({"id": "zzz"}, ValueError, "unknown environment 'zzz'; if it is of another package"),
+        ({"id": "zzz"}, ValueError, "unknown environment 'zzz'; if another package registers it"),
         ({"id": ""}, ValueError, "unknown environment ''"),
         (
             {"id": "CartPole-v1", "drop_unsupported_obs": "yes"},
@@ -525,9 +525,9 @@ def test_dropping_keeps_an_environment_whose_observations_are_supported_as_it_is
 
 def test_a_function_that_returns_one_environment_twice_is_an_error():
     one = gymnasium.make("CartPole-v1")
-    with pytest.raises(ValueError, match=r"one CartPoleEnv as environments 0 and 1; create a new one in each call"):
+    with pytest.raises(ValueError, match=r"the same CartPoleEnv as environments 0 and 1; create a new one in each call"):
         envs.make(lambda: one, num_envs=2)
-    with pytest.raises(ValueError, match=r"one CartPoleEnv as environments 0 and 2"):
+    with pytest.raises(ValueError, match=r"the same CartPoleEnv as environments 0 and 2"):
         wrapped = iter([one, gymnasium.make("CartPole-v1"), gymnasium.wrappers.TimeLimit(one, 10)])
         envs.make(lambda: next(wrapped), num_envs=3)
     envs.make(lambda: one).close()
