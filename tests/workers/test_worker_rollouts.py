@@ -381,8 +381,8 @@ def test_replacements_must_have_the_learners_versions(cartpole, monkeypatch):
         versions.append(1)
         return {"python": "3", "jax": "0.1" if len(versions) > 3 else "1"}
 
-    monkeypatch.setattr("polyak.workers.rollout_worker.own_versions", changing)
-    monkeypatch.setattr("polyak.workers.worker_group.own_versions", lambda: {"python": "3", "jax": "1"})
+    monkeypatch.setattr("polyak.workers.rollout_worker.installed_versions", changing)
+    monkeypatch.setattr("polyak.workers.worker_group.installed_versions", lambda: {"python": "3", "jax": "1"})
     with pytest.raises(RuntimeError, match=r"has other versions: jax 0\.1"):
         train(cartpole, 2, lambda: FaultyWorkers({1: "lost", 3: "lost", 5: "lost"}))
 
@@ -710,9 +710,9 @@ def test_the_type_of_an_exception_is_an_exception_that_is_imported():
 
 
 def test_workers_must_have_the_learners_versions():
-    check_versions("worker 0", dict(polyak.workers.rollout_worker.own_versions()))
+    check_versions("worker 0", dict(polyak.workers.rollout_worker.installed_versions()))
     with pytest.raises(RuntimeError, match=r"worker 3 has other versions: jax 0.1 \(here .*\); install the same"):
-        check_versions("worker 3", {**polyak.workers.rollout_worker.own_versions(), "jax": "0.1"})
+        check_versions("worker 3", {**polyak.workers.rollout_worker.installed_versions(), "jax": "0.1"})
 
 
 def test_a_request_to_stop_ends_the_training_between_rollouts(cartpole):

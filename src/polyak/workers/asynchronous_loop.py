@@ -20,9 +20,9 @@ from polyak.loops.metrics import add_metrics
 from polyak.workers.gradient_worker import GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_times import RolloutTimes
-from polyak.workers.rollout_worker import Failure, WorkerState, part_of
+from polyak.workers.rollout_worker import Failure, WorkerState, slice_rows
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, different, join, seed_of_new_episodes
+from polyak.workers.worker_group import WAIT_SECONDS, WorkerGroup, describe_difference, join, seed_of_new_episodes
 
 NONDETERMINISM = ("the gradients of workers arrive in any order",)
 
@@ -124,9 +124,9 @@ def train_asynchronously(
             before, valid = pushes.version, int(summary.env_steps)
             state, senders, metrics = receive(state, senders, push, gradients, summary)
             pushes.pull(state)
-            senders = pushes.judge(worker, senders)
+            senders = pushes.record_outcome(worker, senders)
             pushes.request(worker)
-            pushes.note_learned(result, before)
+            pushes.record_times(result, before)
         since_report = add_metrics(since_report, metrics)
         reporter.advance(valid, 1, result.finished, result.info_sums)
         if reporter.is_due(metrics, report_at) or should_stop():
@@ -167,7 +167,7 @@ class _Pushes:
         self._times, self._learning_since = RolloutTimes(group.num_workers), 0.0
         own = jax.eval_shape(agent.worker_state, state)
         time_step, carry = jax.tree.map(np.asarray, (loop_state.time_step, (loop_state.carry, loop_state.episodes)))
-        one = partial(part_of, rows=group.rows(0))
+        one = partial(slice_rows, rows=group.rows(0))
         halves = jax.eval_shape(partial(_gradients_of_nothing, agent), own, one(time_step), one(carry[0]), self._key)
         self._halves_tree: Any = jax.tree.structure(halves)
         packing, self._result = Packing.of(own), Packing.of(halves)
@@ -184,7 +184,7 @@ class _Pushes:
         group.acting, group.is_ahead = task, True
         group.supervisor.warm_up = group.options.start_timeout
         for worker in range(group.num_workers):
-            part, own_carry = part_of((time_step, carry), group.rows(worker))
+            part, own_carry = slice_rows((time_step, carry), group.rows(worker))
             snapshot = group.snapshots[worker]
             group.states[worker] = replace(group.states[worker], snapshot=snapshot, time_step=part, carry=own_carry)
             group.supervisor.request(worker, "prepare", task, part, own_carry)
@@ -215,7 +215,7 @@ class _Pushes:
         self._times.waited += self._learning_since - start
         return self._waiting.pop(0)
 
-    def note_learned(self, result: WorkerGradients, version: int) -> None:
+    def record_times(self, result: WorkerGradients, version: int) -> None:
         """Record the times and the staleness of a push that was applied to this version of the weights, or dropped."""
         self._times.updated += time.monotonic() - self._learning_since
         self._times.add([result.seconds], [version - result.version])
@@ -228,7 +228,7 @@ class _Pushes:
         """
         return jax.tree.unflatten(self._halves_tree, self._result.unpack(result.halves))
 
-    def judge(self, worker: int, senders: Any) -> Any:
+    def record_outcome(self, worker: int, senders: Any) -> Any:
         """Record whether a worker's push was accepted; replace a worker after `max_bad` rejected pushes in a row."""
         rejected_in_a_row, max_bad = int(senders.rejected_in_a_row[worker]), self._group.options.max_bad
         if not rejected_in_a_row:
@@ -304,7 +304,9 @@ class _Pushes:
             return "the state of the environments is missing"
         state = self._group.states[worker]
         expected = state.time_step, state.carry, EpisodeTotals.none()
-        return different(("time_step", "carry", "finished"), (result.time_step, result.carry, result.finished), expected)
+        return describe_difference(
+            ("time_step", "carry", "finished"), (result.time_step, result.carry, result.finished), expected
+        )
 
 
 def _gradients_of_nothing(agent: Any, own: Any, first: TimeStep, carry: PyTree, key: PRNGKeyArray) -> Any:

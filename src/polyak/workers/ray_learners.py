@@ -25,7 +25,7 @@ from polyak.workers.learner_group import (
 )
 from polyak.workers.learner_process import LearnerEnd, LearnerStart
 from polyak.workers.ray_workers import connect, first_line
-from polyak.workers.rollout_worker import own_versions
+from polyak.workers.rollout_worker import installed_versions
 from polyak.workers.worker_group import check_versions
 
 
@@ -165,7 +165,7 @@ class _LearnerActor:
 
     def versions(self) -> dict[str, str]:
         """Return the versions of Python and of the packages on this machine."""
-        return own_versions()
+        return installed_versions()
 
     def learn(self, start: bytes) -> LearnerEnd | str:
         """Run a learner until it ends."""

@@ -141,7 +141,7 @@ def _address_of_this_machine() -> str | None:
         return None
 
 
-def reason_of(error: Exception) -> str:
+def describe_death(error: Exception) -> str:
     """Describe why an actor died: how its process ended if Ray reports it, else the first line of the exception."""
     detail = re.search(r"Worker exit detail: (.*?)\.?(?: Some common causes|\n|$)", str(error))
     if detail is None:
@@ -251,7 +251,7 @@ class RayWorkers:
         try:
             result, found = self._ray.get(call, timeout=CLOSE_SECONDS)
         except self._ray.exceptions.RayError as error:
-            raise WorkerLost(f"died: {reason_of(error)}") from error
+            raise WorkerLost(f"died: {describe_death(error)}") from error
         self._warnings.issue(found)
         return result
 

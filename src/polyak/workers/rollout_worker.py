@@ -242,7 +242,7 @@ class RolloutWorker:
             self._time_step = state.time_step
         self._carry, self._acting = state.carry, acting
         process = platform.node(), os.getpid()
-        return WorkerStart(env.spec, self._time_step, pack_snapshot(env.snapshot()), process, own_versions())
+        return WorkerStart(env.spec, self._time_step, pack_snapshot(env.snapshot()), process, installed_versions())
 
     def _prepare(self, acting: Acting | GradientTask, time_step: TimeStep, carry: PyTree) -> None:
         self._acting, self._time_step, self._carry = acting, time_step, carry
@@ -298,7 +298,7 @@ def unpack_snapshot(packed: bytes) -> dict[str, Any]:
     return snapshot
 
 
-def own_versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions of Python and packages, which must be equal in a worker and the learner."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
@@ -324,6 +324,6 @@ def _failure_of(function: Callable[..., Any], *arguments: Any) -> Any:
         return Failure.of(error)
 
 
-def part_of(tree: PyTree, rows: slice) -> PyTree:
+def slice_rows(tree: PyTree, rows: slice) -> PyTree:
     """Slice the rows of every leaf, as NumPy arrays."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], tree)

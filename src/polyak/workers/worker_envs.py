@@ -11,7 +11,7 @@ from polyak.core.printing import short_repr
 from polyak.core.types import Agent, PyTree, TimeStep
 from polyak.loops.loop import LoopState
 from polyak.loops.rollouts import Rollouts
-from polyak.workers.rollout_worker import WorkerState, pack_snapshot, part_of, unpack_snapshot
+from polyak.workers.rollout_worker import WorkerState, pack_snapshot, slice_rows, unpack_snapshot
 from polyak.workers.worker_group import WorkerGroup, join, without_weight
 from polyak.workers.worker_rollouts import WorkerRollouts
 
@@ -60,7 +60,7 @@ class WorkerEnvs:
         """Step every environment."""
         time_steps = []
         for worker in range(self.num_workers):
-            self.group.supervisor.request(worker, "step", part_of(action, self.group.rows(worker)))
+            self.group.supervisor.request(worker, "step", slice_rows(action, self.group.rows(worker)))
         results = self.group.gather("step")
         empty = without_weight(jax.tree.map(np.zeros_like, next(iter(results.values()))[0]))
         for worker in range(self.num_workers):

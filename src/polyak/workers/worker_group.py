@@ -17,7 +17,7 @@ from polyak.core.warn import warn
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
 from polyak.workers.learner_group import StoppedBeforeStart
-from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, own_versions
+from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, installed_versions
 from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
 from polyak.workers.worker_output import WithOutputFile
 
@@ -279,7 +279,7 @@ class WorkerGroup:
             workers = [worker for worker, place in nodes.items() if place == node]
             seconds = min(self._round_trip(workers[0]) for _ in range(PINGS))
             places.append(f"{len(workers)} on {node} (a call takes {1e3 * seconds:.1f} ms)")
-        versions = ", ".join(f"{name} {version}" for name, version in own_versions().items())
+        versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
         return f"workers: {', '.join(places)}; {versions}"
 
     def _round_trip(self, worker: int) -> float:
@@ -311,16 +311,16 @@ def warn_of_failure(event: WorkerEvent) -> None:
         warn(f"train: {failure}")
 
 
-def check_versions(owner: str, versions: Mapping[str, str]) -> None:
+def check_versions(name: str, versions: Mapping[str, str]) -> None:
     """Check that a worker has the versions of Python and packages of this process.
 
     Raises:
         RuntimeError: a version differs; the message lists each difference.
     """
-    own = own_versions()
+    own = installed_versions()
     different = [f"{name} {versions.get(name)} (here {here})" for name, here in own.items() if versions.get(name) != here]
     if different:
-        raise RuntimeError(f"{owner} has other versions: {', '.join(different)}; install the same on every machine")
+        raise RuntimeError(f"{name} has other versions: {', '.join(different)}; install the same on every machine")
 
 
 def join(trees: Sequence[Any], axis: int = 0) -> Any:
@@ -338,7 +338,7 @@ def without_weight(zeros: TimeStep) -> TimeStep:
     return TimeStep(zeros.obs, zeros.reward, ~ones, ones, ones, mask, record)
 
 
-def different(names: Sequence[str], got: Any, wanted: tuple[PyTree, ...]) -> str | None:
+def describe_difference(names: Sequence[str], got: Any, wanted: tuple[PyTree, ...]) -> str | None:
     """Describe the first difference in structure, shape or dtype between trees of NumPy arrays; None if there is none.
 
     Args:

@@ -21,11 +21,11 @@ from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline, Learned
 from polyak.workers.packing import Packing
 from polyak.workers.rollout_times import RolloutTimes
-from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, part_of
+from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, WorkerState, slice_rows
 from polyak.workers.worker_group import (
     WAIT_SECONDS,
     WorkerGroup,
-    different,
+    describe_difference,
     join,
     leaf_name,
     seed_of_new_episodes,
@@ -169,7 +169,7 @@ class WorkerRollouts:
         supervisor.warm_up = 0.0 if self._acting.in_numpy else group.options.start_timeout
         states = []
         for worker in range(group.num_workers):
-            time_step, carry = part_of((state.time_step, state.carry), group.rows(worker))
+            time_step, carry = slice_rows((state.time_step, state.carry), group.rows(worker))
             states.append(WorkerState(group.states[worker].seed, group.snapshots[worker], time_step, carry))
         if group.is_ahead:
             group.begin(states)
@@ -336,7 +336,7 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
         return f"a WorkerRollout was expected, got {type(rollout).__name__}"
     if not isinstance(rollout.info_sums, InfoSums) or not isinstance(rollout.snapshot, bytes | None):
         return "the state of the environments is missing"
-    problem = different(ARRAYS, rollout.arrays, expected)
+    problem = describe_difference(ARRAYS, rollout.arrays, expected)
     if problem is not None:
         return problem
     for path, got in jax.tree.leaves_with_path(rollout.arrays):
