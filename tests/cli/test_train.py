@@ -310,10 +310,10 @@ def test_several_devices_share_the_environments(train):
     assert read_config(open_run("new")).devices == 2
 
 
-def test_several_seeds_at_once_run_on_one_device(command, workdir):
+def test_parallel_seeds_reject_devices(command, workdir):
     code, _, err = command("train ppo jax/CartPole-v1 --seeds 2 --devices 2")
     assert (code, list(workdir.iterdir())) == (2, [])
-    assert "--devices 2: several seeds are trained at once on one device" in err
+    assert "--devices 2 must be left out with --seeds 2, which train in parallel" in err
 
 
 def test_seeds_beyond_32_bits_are_rejected(command, workdir):

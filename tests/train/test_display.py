@@ -162,7 +162,7 @@ def test_seeds_that_train_together_report_their_mean_and_total():
         for i in range(3):
             assert len(seen) == steps // 10 - 1
             metrics = {"rollout/ep_rew_mean": 100.0 * i, "train/skipped_steps": 1.0 * i, "train/n_updates": 7.0}
-            reports.of_seed(i)(progress(steps + i), metrics, None)
+            reports.callback_of(i)(progress(steps + i), metrics, None)
     joint, metrics = seen[-1]
     assert (joint.env_steps, joint.target_env_steps, joint.fps) == (21, 1000, 100.0)
     assert metrics == {"rollout/ep_rew_mean": 100.0, "train/skipped_steps": 3.0, "train/n_updates": 21.0}
@@ -180,7 +180,7 @@ def test_reports_go_on_without_seeds_that_have_diverged():
     reports = SeedReports(lambda progress, metrics, state: seen.append((progress.env_steps, metrics)), 3)
     for steps, seeds in ((10, (0, 1, 2)), (20, (0, 2)), (30, (0, 2)), (40, (0,))):
         for i in seeds:
-            reports.of_seed(i)(progress(steps), {"rollout/ep_rew_mean": 1.0 * i}, None)
+            reports.callback_of(i)(progress(steps), {"rollout/ep_rew_mean": 1.0 * i}, None)
     reports.flush()
     means = [metrics["rollout/ep_rew_mean"] for _, metrics in seen]
     assert ([steps for steps, _ in seen], means) == ([10, 20, 30, 40], [1.0, 1.0, 1.0, 0.0])

@@ -165,8 +165,8 @@ def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlag
             named = [((name,), evaluation) for name, (_, evaluation) in zip(names, group, strict=True)]
             print("\n".join(_table((*env_ids,), named)))
         if len(group) > 1:
-            whose = f"{names[0]} and seeds like it: " if len(env_ids) > 1 else ""
-            print(f"{whose}{seed_statistics([evaluation.mean_return for _, evaluation in group])}")
+            prefix = f"{names[0]} and seeds like it: " if len(env_ids) > 1 else ""
+            print(f"{prefix}{seed_statistics([evaluation.mean_return for _, evaluation in group])}")
     for name, reason in failed.items():
         print(f"{name}  {NOTHING} ({escape_control(reason)})")
     return fail(f"{len(failed)} of {len(directories)} runs could not be evaluated", 1) if failed else 0

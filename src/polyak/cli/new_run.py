@@ -15,7 +15,7 @@ from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import TrainFlags, UsageError, fail
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.replay_flags import ReplayFlags
-from polyak.cli.training_run import print_statistics, run_at_once, run_one_after_another, run_to_exit_code
+from polyak.cli.training_run import print_statistics, run_in_parallel, run_sequentially, run_to_exit_code
 from polyak.cli.user_code import env_maker, import_callable, make_user_agent, store_user_flags
 from polyak.cli.user_flags import UserFlags, resume_flags
 from polyak.core.checks import check_integer, check_number
@@ -75,16 +75,16 @@ def train_new_run(
             check_own_loop("polyak train", algorithm, flags.loop, own_loop, is_jax=env_id.startswith(JAX_PREFIXES))
         workers = _workers(flags)
         loop = _choose_loop(env_id, flags.loop, workers)
-        at_once = flags.seeds > 1 and loop == "compiled"
-        if at_once and flags.devices not in (None, 1):
-            raise UsageError(f"--devices {flags.devices}: several seeds are trained at once on one device")
+        in_parallel = flags.seeds > 1 and loop == "compiled"
+        if in_parallel and flags.devices not in (None, 1):
+            raise UsageError(f"--devices {flags.devices} must be left out with --seeds {flags.seeds}, which train in parallel")
         learners = _learners(flags, loop)
         if learners is not None:
             leave_accelerators()
             devices = flags.devices or learners.number
         else:
-            devices = 1 if at_once else configure_devices(flags.devices, loop, flags.num_envs)
-        if at_once:
+            devices = 1 if in_parallel else configure_devices(flags.devices, loop, flags.num_envs)
+        if in_parallel:
             configure_devices_for_seeds(flags.seeds)
         if loop != "compiled" and devices == 1:
             # Before user-defined code starts JAX.
@@ -116,14 +116,14 @@ def train_new_run(
                 dispatch_synchronously(on=False)
             if is_free and not accepts(agent, flags.num_envs, devices):
                 devices = 1
-            threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if at_once else 1)
+            threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if in_parallel else 1)
             with compilation_cache(flags.compilation_cache, threads):
                 available = start_jax(threads)
-                check_memory(agent, seeds=flags.seeds if at_once else 1, on_host=flags.replay_on == "host")
+                check_memory(agent, seeds=flags.seeds if in_parallel else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices
                 name = algorithm if user.agent is None else algorithm_name(agent)
                 prepare_seed = partial(_prepare, flags, user, name, agent, env, source, loop, devices, threads, learners)
-                return _train(prepare_seed, name, env, env_id, flags, at_once)
+                return _train(prepare_seed, name, env, env_id, flags, in_parallel)
         finally:
             if isinstance(env, HostEnv):
                 close_envs(env)
@@ -137,16 +137,16 @@ def _train(
     env: Env | HostEnv,
     env_id: str,
     flags: TrainFlags,
-    at_once: bool,
+    in_parallel: bool,
 ) -> int:
     directory = flags.run_dir or _run_directory(algorithm, env_id, flags.seed)
     if flags.seeds == 1:
         return run_to_exit_code(prepare_seed(flags.seed, directory))
     directories = seed_directories(directory, range(flags.seed, flags.seed + flags.seeds))
-    if at_once and not isinstance(env, HostEnv):
-        code = run_at_once([prepare_seed(seed, place) for seed, place in directories.items()])
+    if in_parallel and not isinstance(env, HostEnv):
+        code = run_in_parallel([prepare_seed(seed, place) for seed, place in directories.items()])
     else:
-        code = run_one_after_another(prepare_seed, directories)
+        code = run_sequentially(prepare_seed, directories)
     print_statistics(directories.values())
     return code
 

@@ -17,7 +17,7 @@ from polyak.storage.run_directory import SUMMARY, open_run
 from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.run_training import train
-from polyak.train.seeds import label_seed, train_at_once
+from polyak.train.seeds import label_seed, train_in_parallel
 from polyak.train.summary import seed_table
 from polyak.train.training import Training, finish, record_stop, resume_command
 from polyak.workers.learner_group import StoppedBeforeStart
@@ -36,14 +36,14 @@ def run_to_exit_code(training: Training) -> int:
     return _run([training], start, console)
 
 
-def run_at_once(trainings: Sequence[Training]) -> int:
+def run_in_parallel(trainings: Sequence[Training]) -> int:
     """Train and evaluate several seeds as one program; returns the largest exit code."""
     console = Screen()
     trainings = [label_seed(training, i, len(trainings)) for i, training in enumerate(trainings)]
-    return _run(trainings, lambda should_stop: train_at_once(trainings, console, should_stop), console)
+    return _run(trainings, lambda should_stop: train_in_parallel(trainings, console, should_stop), console)
 
 
-def run_one_after_another(prepare_seed: Callable[[int, Path], Training], directories: dict[int, Path]) -> int:
+def run_sequentially(prepare_seed: Callable[[int, Path], Training], directories: dict[int, Path]) -> int:
     """Train and evaluate several seeds; a signal ends all. Returns the largest exit code.
 
     Args:

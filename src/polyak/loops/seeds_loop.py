@@ -103,7 +103,7 @@ def compiled_seeds(
             reporter.advance(int(steps[i]), int(iterations[i]), _select_seed(i, finished))
         updated = {i: _select_seed(i, metrics) for i in active if iterations[i]}
         stopped = "request" if should_stop() else None
-        has_diverged = any(agent.diagnose(of_seed) is not None for of_seed in updated.values())
+        has_diverged = any(agent.diagnose(metrics) is not None for metrics in updated.values())
         if stopped or has_diverged or all(reporter.env_steps >= report_at for reporter in active.values()):
             reported = seed_metrics.report(active, updated)
             go_on, newly_diverged = _report_each(active, reported, _on_one_device(state, mesh), callbacks)
@@ -160,8 +160,8 @@ def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: 
         raise ValueError(
             f"train: len(callbacks)={len(callbacks)} must equal len(keys)={len(keys)}; pass one sequence of callbacks per key"
         )
-    for of_seed in callbacks:
-        check_callbacks("train", of_seed)
+    for seed_callbacks in callbacks:
+        check_callbacks("train", seed_callbacks)
     for path, leaf in jax.tree_util.tree_leaves_with_path(agent):
         if np.ndim(leaf) and np.shape(leaf)[0] != len(keys):
             name, got = jax.tree_util.keystr(path, simple=True, separator="."), np.shape(leaf)[0]

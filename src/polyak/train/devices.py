@@ -104,7 +104,7 @@ def dispatch_synchronously(*, on: bool = True) -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", not on)
 
 
-def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int = 1) -> int | None:
+def choose_threads(agent: Agent, devices: int, num_envs: int, parallel_seeds: int = 1) -> int | None:
     """Choose the number of JAX threads: the value of PJRT_NPROC, else one per device if the agent prefers it.
 
     Returns None for JAX's default, and if JAX has started. The number changes the last bits of large products.
@@ -114,7 +114,7 @@ def choose_threads(agent: Agent, devices: int, num_envs: int, seeds_at_once: int
     setting = os.environ.get(THREADS, "")
     if setting.isdecimal() and 0 < int(setting) <= MAX_THREADS:
         return int(setting)
-    return devices if seeds_at_once == 1 and agent.prefers_single_thread(num_envs, devices) else None
+    return devices if parallel_seeds == 1 and agent.prefers_single_thread(num_envs, devices) else None
 
 
 def start_jax(threads: int | None) -> int:

@@ -24,7 +24,7 @@ REPORTS_OF_PACE = 10
 MAX_TITLE = 48
 """Maximum number of characters of a title, which every plain line repeats."""
 
-BESIDE_STATUS = 8
+STATUS_MARGIN = 8
 """Number of terminal columns of the spinner, a short bar and the gaps."""
 
 SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
@@ -69,7 +69,7 @@ class Display:
         update_bar: Callable[[int | None, str], None] | None = None,
     ) -> None:
         self._console, self._env_steps, self._update_bar = console, env_steps, update_bar
-        self._due, self._is_compiled, self._status = done, False, _Status(env_steps, seeds)
+        self._print_at, self._is_compiled, self._status = done, False, _Status(env_steps, seeds)
         self._prefix = f"{shorten_title(title)}: " if update_bar is None else ""
 
     def __call__(self, progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
@@ -78,8 +78,8 @@ class Display:
         texts = self._status.describe(progress, metrics)
         if self._update_bar is not None:
             self._update_bar(min(progress.env_steps, self._env_steps), self._fit(texts))
-        elif progress.env_steps >= min(self._due, self._env_steps):
-            self._due = progress.env_steps + self._env_steps // PLAIN_LINES
+        elif progress.env_steps >= min(self._print_at, self._env_steps):
+            self._print_at = progress.env_steps + self._env_steps // PLAIN_LINES
             self._console.print_line(self._prefix + texts[0])
 
     def show_evaluating(self, progress: Progress, episodes: int) -> None:
@@ -99,7 +99,7 @@ class Display:
 
     def _fit(self, texts: Sequence[str]) -> str:
         """Return the first text that fits next to a bar, else the last text, which is the shortest."""
-        room = self._console.width - BESIDE_STATUS
+        room = self._console.width - STATUS_MARGIN
         return next((text for text in texts if len(text) <= room), texts[-1])
 
 
@@ -153,7 +153,7 @@ class SeedReports:
         self._callback, self._count, self._training = callback, count, set(range(count))
         self._round: dict[int, tuple[Progress, Mapping[str, float]]] = {}
 
-    def of_seed(self, i: int) -> Callback:
+    def callback_of(self, i: int) -> Callback:
         """Return the callback of seed `i`."""
 
         def report(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
@@ -244,13 +244,13 @@ class _Status:
             self._reports.clear()
         self._has_waited = is_waiting
         self._reports.append(progress)
-        seconds_beside = self._seconds_beside_training(progress)
+        overhead = self._overhead_per_step(progress)
         remaining = max(self._env_steps - progress.env_steps, 0)
         if is_waiting or (remaining and pace <= 0):
             return None
-        return remaining / pace + remaining * seconds_beside if remaining else 0.0
+        return remaining / pace + remaining * overhead if remaining else 0.0
 
-    def _seconds_beside_training(self, progress: Progress) -> float:
+    def _overhead_per_step(self, progress: Progress) -> float:
         """Return the seconds per env_step of evaluations, checkpoints and other callbacks, since the first report.
 
         The mean is over all reports, as evaluations are rarer than reports.
@@ -258,8 +258,8 @@ class _Status:
         now = time.monotonic()
         first, started_at = self._first = self._first or (progress, now)
         env_steps = progress.env_steps - first.env_steps
-        beside = now - started_at - (progress.seconds - first.seconds)
-        return max(beside, 0.0) / env_steps if env_steps > 0 else 0.0
+        overhead = now - started_at - (progress.seconds - first.seconds)
+        return max(overhead, 0.0) / env_steps if env_steps > 0 else 0.0
 
 
 def _short_count(count: float) -> str:
@@ -272,7 +272,7 @@ def _short_count(count: float) -> str:
 
 def _duration(seconds: float) -> str:
     """`42 s`, `3:07 min`, `2:03 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    return f"{rounded // 60}:{rounded % 60:02} min" if rounded < 3600 else f"{rounded // 3600}:{rounded % 3600 // 60:02} h"

@@ -69,20 +69,20 @@ def run_seeds(
     configure_devices_for_seeds(len(numbers) if devices else 1)
     made, source = make_envs("train.run_seeds", agent, env, fields.num_envs, loop, devices)
     try:
-        of_one = {field.name: getattr(fields, field.name) for field in dataclasses.fields(CommonSettings)}
-        of_one |= {"eval_episodes": fields.eval_episodes, "loop": loop, "devices": devices}
+        shared = {field.name: getattr(fields, field.name) for field in dataclasses.fields(CommonSettings)}
+        shared |= {"eval_episodes": fields.eval_episodes, "loop": loop, "devices": devices}
         agent_made = make_agent(agent, made.spec, source, fields.env_steps, fields.settings)
         algorithm = agent.lower() if isinstance(agent, str) else None
 
         def prepare_seed(seed: int, directory: Path | None) -> Training:
-            one = TrainSettings(**{**of_one, "seed": seed, "run_dir": directory})
+            one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory})
             return prepare(agent_made, made, one, source=source, algorithm=algorithm)
 
         # Check all settings before a directory is created.
         prepare_seed(numbers[0], None)
         run_dir = fields.run_dir
         directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
-        train_seeds = _train_at_once if devices else _train_in_turn
+        train_seeds = _train_in_parallel if devices else _train_sequentially
         console = Screen(quiet=not fields.progress)
         results = train_seeds(
             (prepare_seed(seed, directory) for seed, directory in directories.items()),
@@ -142,7 +142,7 @@ def _check_seeds(seeds: Any, agent: Any, env: Any, callbacks: Any) -> list[int]:
     return list(seeds)
 
 
-def _train_in_turn(
+def _train_sequentially(
     trainings: Iterable[Training],
     callbacks: Sequence[Sequence[Callback]],
     console: Screen,
@@ -150,15 +150,15 @@ def _train_in_turn(
 ) -> list[Result]:
     """Train one seed after another, until a training is stopped by a signal or `should_stop`."""
     results: list[Result] = []
-    for i, (training, of_seed) in enumerate(zip(trainings, callbacks, strict=True)):
+    for i, (training, seed_callbacks) in enumerate(zip(trainings, callbacks, strict=True)):
         training = label_seed(training, i, len(callbacks))
-        results.append(run_training(training, callbacks=of_seed, progress=not console.quiet, should_stop=should_stop))
+        results.append(run_training(training, callbacks=seed_callbacks, progress=not console.quiet, should_stop=should_stop))
         if results[-1].stopped in ("interrupt", "request"):
             break
     return results
 
 
-def _train_at_once(
+def _train_in_parallel(
     trainings: Iterable[Training],
     callbacks: Sequence[Sequence[Callback]],
     console: Screen,
@@ -168,7 +168,7 @@ def _train_at_once(
     with ExitStack() as stack:
         prepared = [stack.enter_context(label_seed(training, i, len(callbacks))) for i, training in enumerate(trainings)]
         with catch_interrupt() as interrupt:
-            results = train_at_once(prepared, console, lambda: interrupt.received or should_stop(), callbacks)
+            results = train_in_parallel(prepared, console, lambda: interrupt.received or should_stop(), callbacks)
         for result in results:
             if result.diagnosis is not None:
                 console.print_line(f"seed {result.config.seed} diverged: {result.diagnosis}")
@@ -178,7 +178,7 @@ def _train_at_once(
         ]
 
 
-def train_at_once(
+def train_in_parallel(
     trainings: Sequence[Training],
     console: Screen,
     should_stop: Callable[[], bool],
@@ -215,11 +215,11 @@ def train_at_once(
                 [
                     notes[i],
                     *evaluation,
-                    *of_seed,
-                    reports.of_seed(i),
+                    *seed_callbacks,
+                    reports.callback_of(i),
                     *(writers(training.run, training.config, training.start) if training.run else []),
                 ]
-                for i, (training, evaluation, of_seed) in enumerate(
+                for i, (training, evaluation, seed_callbacks) in enumerate(
                     zip(trainings, evaluations, callbacks or [()] * count, strict=True)
                 )
             ],
