@@ -19,8 +19,7 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     Gymnasium. Symbolic links to a run or a file are followed.
 
     Args:
-        path: a run directory, its subdirectory `best` (see `eval_every`), or a file that `polyak export` wrote as stablehlo or
-            numpy.
+        path: a run directory, its subdirectory `best` (see `eval_every`), or a stablehlo or numpy file of `polyak export`.
         agent: an agent with the settings of the trained agent, for a run whose network is user-defined and so not stored.
 
     Raises:

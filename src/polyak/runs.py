@@ -213,7 +213,6 @@ def read_config(run: Run, agent: Any = None) -> RunConfig:
     """Read the configuration of a run.
 
     Args:
-        run: the run.
         agent: the run's agent or its constructor, if its class or its network is user-defined, which the file cannot store.
 
     Raises:

@@ -23,8 +23,6 @@ def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str]
     """Create a dataclass with a flag for each field of `agent`, a `"module:Class"`.
 
     Args:
-        agent: the class.
-        defaults: defaults that replace the fields' defaults.
         others: names of other flags; fields with these names are set in Python.
     """
     texts: dict[str, str] = {}

@@ -98,9 +98,6 @@ def _make_network(algorithm: str, kind: str, present: Any, *, has_replay: bool) 
     """Create a network of another kind, with a head of the same class.
 
     Args:
-        algorithm: name of the algorithm, for errors.
-        kind: kind of the new network.
-        present: the present network.
         has_replay: the agent has a replay, which can store sequences for a recurrent network.
 
     Raises:

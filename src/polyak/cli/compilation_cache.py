@@ -33,7 +33,6 @@ def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
     """Cache compiled programs while the block runs, unless JAX runs already or the user has configured a cache.
 
     Args:
-        enabled: use the cache.
         threads: number of XLA threads, on which programs depend; None is XLA's default.
     """
     if (

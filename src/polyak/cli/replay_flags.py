@@ -64,8 +64,6 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
     """Return the replay of an agent with the settings that flags change.
 
     Args:
-        replay: the replay.
-        flags: the flags.
         kind: kind of replay that the network needs, if `--replay` is not set; None keeps the kind of the agent's replay.
         env_steps: length of training.
 

@@ -27,7 +27,6 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     """Run the command; returns the exit code.
 
     Args:
-        arguments: arguments after `polyak train`.
         is_own_process: no other code runs in this process.
     """
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -56,8 +56,6 @@ def make_user_agent(name: str, spec: EnvSpec, settings: Mapping[str, Any]) -> Ag
     """Create the agent of `--agent`.
 
     Args:
-        name: `module:name` of the class or function.
-        spec: spec of the environment.
         settings: fields of the class that flags set.
 
     Raises:
@@ -94,8 +92,6 @@ def read_user_run(run: Run, flags: UserFlags, imports: str | None, *, exact: boo
     """Read the config of a run; user-defined parts, which the run does not store, are taken from flags.
 
     Args:
-        run: the run.
-        flags: flags that name user-defined code.
         imports: module of `--import`.
         exact: reject another environment than the run's, such as an additional wrapper.
 
@@ -151,9 +147,7 @@ def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: b
         if isinstance(stored, str):
             words[name] = f"--{name} {stored}"
             if given[name] not in (None, stored):
-                raise UsageError(
-                    f"{run.directory}: was trained with {words[name]}, got --{name} {given[name]}; give the same value"
-                )
+                raise UsageError(f"{run.directory}: was trained with {words[name]}, got --{name} {given[name]}; give the same")
             missing += [words[name]] if given[name] is None else []
         else:
             words[name] = f"--env-kwargs {' '.join(f'{text}=...' for text in stored)}"
@@ -176,10 +170,6 @@ def with_agent(run: Run, config: RunConfig, flags: UserFlags, spec: EnvSpec, *, 
     as a user-defined optimizer or network, have the defaults of the class.
 
     Args:
-        run: the run.
-        config: its config.
-        flags: flags that name user-defined code.
-        spec: spec of the environment.
         force: use the settings of the class or function instead of the stored settings.
     """
     if flags.agent is None:

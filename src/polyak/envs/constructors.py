@@ -80,8 +80,7 @@ def make(
         num_envs: number of environments.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
         vectorization: for Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
-            one process per environment (`async`, faster only if a step takes milliseconds); `auto` is `own` if it exists, else
-            `sync`.
+            one process each (`async`, faster only if a step takes milliseconds); `auto` is `own` if it exists, else `sync`.
         timeout: maximum seconds of a step or reset of an `async` environment.
         nonfinite: how NaN and infinity in observations and rewards of a Gymnasium environment are handled; see `GymnasiumEnv`.
         out_of_bounds: how floats of observations outside their bounds are handled; see `GymnasiumEnv`.

@@ -73,9 +73,6 @@ def _check_obs_values(spec: EnvSpec, name: str, obs: PyTree, warned: set[str]) -
     """Check the values of a batch of observations, with integers from the environment's `start`.
 
     Args:
-        spec: spec of the environment.
-        name: name of the observation in errors.
-        obs: the observations.
         warned: paths of leaves for which the warning of floats out of bounds was shown; extended in place.
 
     Raises:

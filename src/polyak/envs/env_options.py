@@ -46,8 +46,6 @@ def adapt(env: Any, options: EnvOptions, name: str, *, warns: bool = True) -> An
     """Wrap an environment or vector environment, for supported observations and action masks in `info["action_mask"]`.
 
     Args:
-        env: the environment.
-        options: the options of `make`.
         name: name of the environment in errors and warnings.
         warns: show warnings; False for all but the first of equal environments.
 

@@ -36,8 +36,6 @@ def read_masks(space: Any, mask: Any, location: str, *, is_last: bool = False, p
     The mask of a MultiDiscrete is a tuple of arrays, one for each entry, or one flat array. In a tree, None allows everything.
 
     Args:
-        space: the action space.
-        mask: the mask.
         location: environment and step, for errors.
         is_last: the episode has ended and no action is chosen, so a mask that forbids everything is ignored.
         path: path of the part in its tree.

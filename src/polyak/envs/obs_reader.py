@@ -54,8 +54,6 @@ def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> 
     Numbers of another width are cast (float64 to float32, a Python int to int64, an integer to a float).
 
     Args:
-        leaves: the arrays of the space.
-        obs: the observation.
         location: returns environment and step, for errors.
 
     Raises:

@@ -19,9 +19,6 @@ class EnvPart:
 
     Attributes:
         source: source of the batch.
-        start: index of the first environment.
-        num_envs: number of environments of this part.
-        total: number of environments of the batch.
         registration: Gymnasium's registration of the name, which another process may lack; None for a function.
     """
 

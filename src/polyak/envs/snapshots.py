@@ -72,7 +72,6 @@ def save(env: Any, report: Callable[[str], None]) -> dict[str, Any] | None:
     """Return the state of every layer, or None if the state of a layer cannot be read.
 
     Args:
-        env: the environment.
         report: called with the reason if `get_state` and `set_state` of a layer give no snapshot.
     """
     states = []
@@ -214,7 +213,6 @@ def encode(value: Any, path: str = "a value") -> Any:
     """Convert a value to plain data.
 
     Args:
-        value: the value.
         path: name of the value in errors.
 
     Raises:

@@ -68,7 +68,6 @@ class ObsCheck:
         leaf: the array in the environment's dtype.
         space: its polyak space.
         nonfinite: raise an error, or pass NaN and infinity on.
-        num_envs: number of environments.
         out_of_bounds: handling of finite floats out of bounds (an integer out of bounds always raises).
     """
 
@@ -179,7 +178,6 @@ class ActionCheck:
         array: expected shape, dtype and bounds.
         spec: spec of the environment, with this array's space as the action space.
         gym_space: the same space as a Gymnasium space.
-        num_envs: number of environments.
     """
 
     def __init__(self, array: ArraySpec, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:
@@ -220,7 +218,6 @@ class ActionReader:
     Args:
         spec: spec of the environment.
         gym_space: its action space as a Gymnasium space.
-        num_envs: number of environments.
     """
 
     def __init__(self, spec: EnvSpec, gym_space: Any, num_envs: int) -> None:

@@ -19,10 +19,8 @@ class ExportFunction:
     Attributes:
         function: a pure function of arrays `[N, ...]`.
         inputs: shapes and dtypes, by name, without the first axis: `obs` (or `obs/camera`, ... for a Dict or Tuple) in the
-            environment's form. Recurrent policies also have `carry/...` and `first`, which is True if an episode begins and the
-            carry is ignored.
-        outputs: shapes and dtypes, by name, without the first axis: `action` (or `action/...`) in the environment's form, and
-            `carry/...` for the next step.
+            environment's form. Recurrent policies add `carry/...` and `first`: if True, an episode begins, without the carry.
+        outputs: shapes and dtypes, by name, without the first axis: `action` (or `action/...`), and the next `carry/...`.
     """
 
     function: Callable[..., tuple[Array, ...]]

@@ -25,7 +25,6 @@ def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStr
     """Serialize a function of arrays `[N, ...]`, for any N, with `jax.export`; JAX versions of the next half year read it.
 
     Args:
-        function: the function.
         inputs: shapes and dtypes without the first axis.
     """
     (rows,) = export.symbolic_shape(ROWS)

@@ -50,7 +50,6 @@ def check_update(agent: Agent, before: PyTree, result: Any) -> None:
     """Check the result of an agent's `update`, while tracing.
 
     Args:
-        agent: the agent.
         before: the state with which `update` was called.
         result: the result of `update`.
 

@@ -66,8 +66,7 @@ def compiled(
     stopping and resuming. Training ends after the first iteration that reaches `env_steps`.
 
     If `jax.distributed` has connected processes, all processes call this function with equal arguments; `devices` counts the
-    devices of all processes. Only the first process calls the callbacks and `should_stop`; each process returns the complete
-    result.
+    devices of all processes. Only the first process calls callbacks and `should_stop`; each returns the complete result.
 
     Args:
         agent: the agent to train.

@@ -58,9 +58,8 @@ class EpisodeTotals:
 def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, EpisodeTotals]:
     """Update `episodes` with time steps `[T+1, B]`, skipping the first time step, which the previous call counted.
 
-    If the first time step begins an episode, the running episode is dropped without its return: the environment was restarted.
-        A
-    time step that both begins and ends an episode is not counted as an episode.
+    If the first time step begins an episode, the running episode is dropped: its environment was restarted. A time step that
+    both begins and ends an episode is not counted as an episode.
     """
 
     def step(episodes: Episodes, time_step: EpisodeRecord) -> tuple[Episodes, tuple[Array, Array, Array]]:

@@ -204,8 +204,7 @@ def _compile(
 ) -> tuple[Update, Array]:
     """Compile `learn(state, means, (time_steps, actions, info, carry))` before the first step; also returns empty `means`.
 
-    `state` is a list of leaves; `means` are the means of the metrics since the last report. `learn` returns the fields of
-    `Learned`.
+    `state` is a list of leaves; `means` belong to metrics since the last report. `learn` returns the fields of `Learned`.
 
     Args:
         actors: source of actors; the first actor is called, which compiles it. None for a policy that acts in other processes,

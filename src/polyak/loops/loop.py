@@ -290,7 +290,6 @@ def check_in_jax(owner: str, env: Any) -> None:
 
     Args:
         owner: name of the function that compiles the environment, for the message.
-        env: the environment.
 
     Raises:
         TypeError: `env` is no environment of `polyak.envs.make`.
@@ -441,8 +440,6 @@ class Reporter:
 
         Args:
             metrics: metrics of the updates since the last report or `add_metrics`.
-            state: the loop's state.
-            callbacks: the callbacks, called in order.
 
         Raises:
             TypeError: a callback returned neither a bool nor None, or added a metric that is no number.

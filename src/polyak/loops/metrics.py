@@ -28,7 +28,6 @@ def convert_numbers(metrics: dict[str, Any], owner: str) -> None:
     """Convert metrics that a callback added to Python numbers, in place: JSON cannot hold numbers of NumPy and JAX.
 
     Args:
-        metrics: the metrics by tag.
         owner: name of the callback, for errors.
 
     Raises:

@@ -134,7 +134,6 @@ def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
     """Move arrays to devices leaf by leaf, deleting the arrays of `tree`, so that at most one leaf exists twice.
 
     Args:
-        tree: the arrays.
         shardings: a prefix tree of `tree`.
     """
     return jax.tree.map(_move, tree, jax.tree.broadcast(shardings, tree))
@@ -153,8 +152,6 @@ def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None)
     """Return the agent's state with an empty replay; the arrays of the old replay are deleted.
 
     Args:
-        agent: the agent.
-        agent_state: its state.
         shardings: shardings of the agent's state, as a prefix tree; None is the default device.
     """
     if not isinstance(agent, HasReplay):

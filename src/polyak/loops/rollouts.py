@@ -46,8 +46,7 @@ class Learned:
         leaves: leaves of the loop's state.
         metrics: metrics of the updates since the last report.
         finished: totals of the episodes that ended in the rollout.
-        actor_inputs: input of `RolloutActors.from_inputs` for the next actor, or None if the update program does not compute
-            it.
+        actor_inputs: input of `RolloutActors.from_inputs` for the next actor, if the update program computes it, else None.
     """
 
     leaves: list[Any]

@@ -53,7 +53,6 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
     A full disk costs the row and one warning; training goes on.
 
     Args:
-        run: the run.
         resumed_at: env steps of the checkpoint from which training resumes; TensorBoard discards later values.
 
     Raises:

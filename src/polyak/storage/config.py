@@ -21,7 +21,6 @@ def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> 
     `polyak.storage.json` (scalar JAX arrays as numbers; what JSON lacks under a tag such as `{"$float": "nan"}`).
 
     Args:
-        obj: the settings.
         on_unknown: handling of an object that cannot be written (a function, for example): an error, or a description
             `{"$unsupported": "<function ...>"}`, which `from_json` rejects by name.
 

@@ -62,7 +62,6 @@ def parse_json(data: bytes, what: str) -> Any:
     """Parse strict JSON: UTF-8, no NaN or Infinity, no number that overflows, no duplicate key, no deep nesting.
 
     Args:
-        data: the document.
         what: name of the document in errors, usually the file name.
 
     Raises:
@@ -138,8 +137,6 @@ def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace a file atomically: a reader, or a kill at any moment, finds the old bytes or the new bytes.
 
     Args:
-        path: path of the file.
-        data: the new content.
         shared: other processes may write the same file at the same time, so the temporary file gets a random name; such a file
             is left behind after a kill, whereas the next write reuses a fixed name.
 

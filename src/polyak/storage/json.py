@@ -64,7 +64,6 @@ def encode(value: Any, path: str, other: Handler = reject) -> Any:
     starts with `$`. Scalar JAX arrays become numbers, larger ones NumPy arrays; NumPy scalars keep their dtype.
 
     Args:
-        value: plain data.
         path: the name of the value in errors; parts of the value are `path.key` and `path[0]`.
         other: called with each object that is not plain data, and its path; returns JSON data or raises.
 

@@ -99,7 +99,6 @@ def flatten(tree: Any, prefix: str = "", *, concrete: bool = False) -> tuple[lis
     """Return each leaf of the tree (array, `ShapeDtypeStruct`, key, Python scalar) with its description, and the structure.
 
     Args:
-        tree: the tree.
         prefix: prefix of all paths.
         concrete: leaves must have values, so a `ShapeDtypeStruct` is rejected.
 

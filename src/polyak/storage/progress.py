@@ -89,8 +89,7 @@ def save_state(
         keep: number of checkpoints to keep.
         allow_nonfinite: save an agent's state even if it contains NaN or infinity.
         directory: directory of the checkpoints; None is the run's.
-        replay: the path of the replay in the state; parts that have not changed since the last checkpoint are not written
-            again.
+        replay: the path of the replay in the state, of which only parts that have changed are written again.
         save_replay: False leaves the replay out, and a resumed run fills the replay again.
 
     Raises:

@@ -20,8 +20,6 @@ def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, con
     """Check that an agent has the class and the settings of the run's config.json, as far as the config can store them.
 
     Args:
-        run: the run.
-        agent: the agent.
         force: accept other settings, but no other class.
         owner: name of the calling function or command, for the error.
         consent: sentence about how to force other settings, for the error.

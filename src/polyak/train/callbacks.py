@@ -179,7 +179,6 @@ def play_episode(policy: Any, spec: EnvSpec, env: Any, *, max_steps: int = MAX_S
     """Play one episode of the greedy policy in a `gymnasium.Env`, with action masks if the spec has them.
 
     Args:
-        policy: the policy.
         spec: spec of the agent.
         env: an environment with action masks in `info`, if any.
         max_steps: maximum number of steps; a longer episode is cut, with a warning.

@@ -108,7 +108,6 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, se
     """Show a progress bar while the block runs, or plain lines; yields the display.
 
     Args:
-        console: the console.
         title: algorithm and environment.
         env_steps: length of training.
         done: env_steps before the resume.

@@ -66,8 +66,7 @@ def resume(
         run_dir: a run directory.
         env: the environment, as for `polyak.train.run`; required for a user-defined environment, which a run does not store.
         agent: the agent; required if its class or its network is user-defined.
-        env_steps: total number of environment steps, including the steps already done; stored in the run. None is the run's
-            number.
+        env_steps: total number of environment steps, including steps already done; stored in the run; None is the run's.
         progress: show a progress bar in a terminal, and plain lines elsewhere.
         eval_episodes: episodes of the evaluation at the end; None is the run's number.
         eval_env: environments for evaluation; None makes copies of `env`.
@@ -201,11 +200,6 @@ def prepare_resumption(
     """Restore the checkpoint, and drop metrics and files that are newer than the checkpoint.
 
     Args:
-        run: the run.
-        config: its settings.
-        env: the environment.
-        force: see `resume`.
-        learners: processes that train together; None trains in this process.
         progress: print failures of workers; False warns of them instead.
 
     Raises:

@@ -189,9 +189,6 @@ def train_in_parallel(
     A seed that diverges is not saved, and its result has a `diagnosis`.
 
     Args:
-        trainings: the prepared training of each seed.
-        console: the console.
-        should_stop: called between chunks; True ends training.
         callbacks: further callbacks of each seed.
     """
     first = trainings[0].config

@@ -85,8 +85,7 @@ class TrainSettings(CommonSettings):
         eval_episodes: number of episodes of each evaluation, and at the end; None is 10 with `eval_every`, else 0.
         callbacks: called at every report; see `Callback`.
         workers: number of worker processes of the distributed and the asynchronous loop, or `Workers`.
-        learners: number of processes over which the devices are split, by default one device each, or `Learners`; needs
-            `run_dir`.
+        learners: number of processes over which the devices are split, or `Learners`; by default one device each.
         devices: number of devices; None is 2, if available, for 64 environments in JAX or images on the host, else 1.
         resume_from: `loop_state` of a result, with `env_steps_done`; a named host environment begins new episodes.
         env_steps_done: env_steps at which the result of `resume_from` ended.

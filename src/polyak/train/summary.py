@@ -27,8 +27,6 @@ def summary_line(title: str, progress: Progress, evaluation: Evaluation | None, 
 
     Args:
         title: algorithm and environment.
-        progress: progress at the end.
-        evaluation: the evaluation at the end, or None.
         wall_seconds: total seconds with evaluations, which the speed leaves out; None if there were none during training.
     """
     wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s in all, with evaluations"

@@ -26,8 +26,6 @@ def split_over_workers(
 
     Args:
         env: one copy, used only for its spec and its source.
-        num_envs: total number of copies.
-        workers: number and options of the workers.
         should_stop: called while waiting for the start of workers.
 
     Raises:

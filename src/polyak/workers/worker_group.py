@@ -237,7 +237,6 @@ class WorkerGroup:
         """Wait for the results of a method from all workers that are not lost.
 
         Args:
-            method: name of the method.
             check: called while waiting; may raise to end the wait.
             workers: workers to wait for; None waits for all.
         """
