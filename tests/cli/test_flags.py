@@ -412,5 +412,5 @@ def test_groups_of_flags_are_named_for_people(capsys):
         main(["train", "ppo", "CartPole-v1", "--help"])
     text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     # In a box, or bare where the output cannot print one.
-    titles = re.findall(r"^[ ╭─]*([a-z][a-z ]*) options[ ─╮]*$", text, re.MULTILINE)
+    titles = re.findall(r"^[ ╭─]*([a-z][a-z -]*) options[ ─╮]*$", text, re.MULTILINE)
     assert titles == ["training", "user-defined agent and environment", "algorithm", "network"]
