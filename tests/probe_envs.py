@@ -11,7 +11,7 @@ import numpy as np
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.envs.autoreset import AutoReset
-from polyak.loops.compiled_loop import iteration, start
+from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import update_on
 
 OBS = Box(np.array([-1.0], np.float32), np.array([1.0], np.float32))
@@ -71,7 +71,7 @@ def train_in(agent: Any, probes: Any, num_envs: int, iterations: int) -> list[An
         env = AutoReset(dynamics, num_envs)
         body = partial(iteration, agent, env, update_on(None))
         once = lambda state, _: (body(state)[0], None)  # noqa: E731
-        return jax.lax.scan(once, start(agent, env, jax.random.key(0)), length=iterations)[0].agent
+        return jax.lax.scan(once, start_compiled(agent, env, jax.random.key(0)), length=iterations)[0].agent
 
     states = learn(jax.tree.map(lambda *leaves: jnp.stack(leaves), *probes))
     return [jax.tree.map(itemgetter(i), states) for i in range(len(probes))]

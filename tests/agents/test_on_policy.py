@@ -17,7 +17,7 @@ from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.envs.autoreset import AutoReset
-from polyak.loops.compiled_loop import iteration, start
+from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import mesh_over, update_on
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
@@ -312,7 +312,7 @@ def trained(request):
         env = AutoReset(dynamics, NUM_ENVS)
         body = partial(iteration, agent, env, update_on(None))
         once = lambda state, _: (body(state)[0], None)  # noqa: E731
-        return jax.lax.scan(once, start(agent, env, KEY), length=1500)[0].agent
+        return jax.lax.scan(once, start_compiled(agent, env, KEY), length=1500)[0].agent
 
     states = learn(jax.tree.map(lambda *leaves: jnp.stack(leaves), *PROBES.values()))
 

@@ -20,7 +20,7 @@ from polyak.core.types import Rollout
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
 from polyak.learning.batch import sample_weights
-from polyak.loops.compiled_loop import iteration, start
+from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import update_on
 from polyak.networks.feedforward import MLP, NatureCNN
 from polyak.networks.heads import PolicyAndValue
@@ -402,7 +402,7 @@ def looped():
             values_when=when,
         )
         body = jax.jit(lambda agent, state: iteration(agent, env, update_on(None), state))
-        state = jax.jit(lambda agent: start(agent, env, KEY))(agent)
+        state = jax.jit(lambda agent: start_compiled(agent, env, KEY))(agent)
         for _ in range(3):
             state, _, _, metrics = body(agent, state)
         ended[when] = state.agent, metrics

@@ -14,7 +14,7 @@ from polyak.core.struct import struct
 from polyak.core.types import TimeStep
 from polyak.loops import rollout_actors
 from polyak.loops.actor import acts_in_numpy, choose_actors, make_actor, step_keys
-from polyak.loops.host_loop import start as host_start
+from polyak.loops.host_loop import start_host
 from polyak.loops.loop import initial, iteration_keys
 from polyak.loops.rollout_actors import RolloutActors, rollout_actor
 from polyak.networks.feedforward import MLP
@@ -232,7 +232,7 @@ def small_dqn(num_steps=1, **settings):
 
 def test_a_rollout_of_one_step_acts_as_the_collecting_policy_with_the_rollouts_key():
     agent, env = small_dqn()
-    state = host_start(agent, env, jax.random.key(0))
+    state = start_host(agent, env, jax.random.key(0))
     time_step = jax.tree.map(np.asarray, state.time_step)
     act = jax.jit(lambda policy, key: policy.action(time_step, (), key).action)
     for iteration in range(20):

@@ -17,7 +17,7 @@ import pytest
 
 import polyak
 from polyak.cli import main
-from polyak.loops.compiled_loop import start
+from polyak.loops.compiled_loop import start_compiled
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore, steps
 from polyak.storage.run_directory import open_run
@@ -104,7 +104,7 @@ def test_a_death_costs_no_bit_and_nothing_is_left_of_a_killed_supervisor(tmp_pat
     events = [json.loads(line) for line in (tmp_path / "run" / "workers.jsonl").read_text().splitlines()]
     assert [(event["learner"], event["event"]) for event in events] == [(1, "failed")]
     config = read_config(open_run(tmp_path / "run"))
-    restored = restore(checkpoints, jax.eval_shape(lambda: start(config.agent, make_env(), run_key(0))))
+    restored = restore(checkpoints, jax.eval_shape(lambda: start_compiled(config.agent, make_env(), run_key(0))))
     assert_same_bits(restored.tree, train_here(config.agent, restored.step).loop_state)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from polyak.agents.ppo import PPO
 from polyak.loops.episodes import EpisodeTotals
-from polyak.loops.host_loop import start
+from polyak.loops.host_loop import start_host
 from polyak.loops.metrics import PackedMetrics
 from polyak.loops.rollouts import Learned
 from polyak.workers.in_process_workers import InProcessWorkers
@@ -62,7 +62,7 @@ def test_a_slow_worker_makes_no_rollout_older_than_the_lag_and_loses_none(lag, m
     env, engine = make_env(num_envs=WORKERS), Timed()
     agent = make_agent(env.spec, values_when="collect", num_steps=2)
     envs = make_workers(env, WORKERS, lambda: engine, lag=lag)
-    state = start(agent, envs, KEY)
+    state = start_host(agent, envs, KEY)
     rollouts = envs.rollouts(agent, state, jax.tree.leaves(agent), lambda: False)
     leaves, staleness = jax.tree.leaves(state), []
     learned = Learned(leaves, PackedMetrics({}, np.zeros((0, 2), np.float32)), EpisodeTotals.none(), None)

@@ -14,14 +14,13 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
-from polyak.loops.compiled_loop import collect_rollout as collect_compiled
-from polyak.loops.compiled_loop import start as compiled_start
-from polyak.loops.host_loop import start as host_start
+from polyak.loops.compiled_loop import collect_compiled, start_compiled
+from polyak.loops.host_loop import start_host
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import HasSpec, LoopState, check_match, iteration_keys
 from polyak.loops.program_cache import cached_per_env
 from polyak.loops.rollout_actors import rollout_actor
-from polyak.loops.rollouts import collect_rollout as collect_on_host
+from polyak.loops.rollouts import collect_on_host
 
 
 @suggest_arguments("collect")
@@ -53,12 +52,12 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
     if isinstance(env, HostEnv):
         with relay:
             return _collect_on_host(agent, env, key)
-    rollout, _ = relay.run(_program(env), agent, compiled_start(agent, env, key))
+    rollout, _ = relay.run(_program(env), agent, start_compiled(agent, env, key))
     return rollout
 
 
 def _collect_on_host(agent: "_FixedAgent", env: HostEnv, key: PRNGKeyArray) -> Rollout:
-    state = host_start(agent, env, key)
+    state = start_host(agent, env, key)
     actor = rollout_actor(agent, state, exact=isinstance(env, JaxEnvOnHost))
     arrays = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=agent.num_steps)
     assert arrays is not None, "a rollout without a deadline is always complete"

@@ -28,10 +28,10 @@ from polyak.loops.loop import (
     first_state,
     initial,
     iteration_keys,
-    learn,
     mesh_over,
     run_env_key,
     state_sharding,
+    update_agent,
     update_on,
 )
 from polyak.loops.metrics import add_metrics
@@ -89,7 +89,7 @@ def compiled(
     check_in_jax("loops.compiled", env)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
-    state = first_state(agent, mesh, resume_from, donate, lambda: start(agent, env, key), num_envs=env.num_envs)
+    state = first_state(agent, mesh, resume_from, donate, lambda: start_compiled(agent, env, key), num_envs=env.num_envs)
     state = _place(agent, state, mesh, env.num_envs)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     if spans_processes(mesh) and (relay.active or has_error_flags(state.carry)):
@@ -125,7 +125,7 @@ def compiled(
     return reporter.result(gather(mesh, state), stopped if reporter.env_steps < env_steps else None)
 
 
-def start(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
+def start_compiled(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
     """Return the loop's state before the first iteration."""
     env_state, time_step = jitted_init(env)(env_reset_key(run_env_key(key)))
     return initial(agent, env.num_envs, key, env_state, time_step)
@@ -136,13 +136,13 @@ def iteration(
 ) -> tuple[LoopState, UInt32[Array, ""], EpisodeTotals, Metrics]:
     """Collect a rollout and update the agent; also returns the number of valid transitions."""
     keys = iteration_keys(state.key, state.iteration, agent.num_steps)
-    (env_state, time_step, carry), rollout = collect_rollout(agent, env, state, keys)
-    agent_state, episodes, metrics, finished = learn(agent, update, state, rollout, keys.update)
+    (env_state, time_step, carry), rollout = collect_compiled(agent, env, state, keys)
+    agent_state, episodes, metrics, finished = update_agent(agent, update, state, rollout, keys.update)
     new_state = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
     return new_state, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
 
 
-def collect_rollout(
+def collect_compiled(
     agent: Agent, env: Env, state: LoopState, keys: IterationKeys
 ) -> tuple[tuple[PyTree, TimeStep, PyTree], Rollout]:
     """Step the environment; returns its final state, time step and policy carry, and the rollout."""

@@ -38,10 +38,10 @@ from polyak.loops.loop import (
     host_seed,
     initial,
     iteration_keys,
-    learn,
     mesh_over,
     run_env_key,
     state_sharding,
+    update_agent,
     update_on,
 )
 from polyak.loops.metrics import PackedMetrics
@@ -107,7 +107,7 @@ def host(
     _check_resumable(env, resume_from)
     check_replay_on(agent, "host", devices, replay_on)
     hosted = as_host_env(env, key)
-    begin = partial(start, agent, hosted, key)
+    begin = partial(start_host, agent, hosted, key)
     replay, state = _place(agent, mesh, replay_on, env.num_envs, partial(first_state, agent, mesh, resume_from, donate, begin))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reasons = (*relay.nondeterminism, *(hosted.nondeterminism if isinstance(hosted, MakesRollouts) else ()))
@@ -182,7 +182,7 @@ def as_host_env(env: HostEnv | Env, key: PRNGKeyArray) -> HostEnv:
     return env if isinstance(env, HostEnv) else JaxEnvOnHost(env, run_env_key(key))
 
 
-def start(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
+def start_host(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
     """Reset the environment and return the loop's state before the first iteration."""
     return initial(agent, env.num_envs, key, (), reset(env, key))
 
@@ -283,7 +283,7 @@ def _learn(
 ) -> tuple[LoopState, Metrics, EpisodeTotals]:
     rollout = Rollout(time_steps, actions, info, state.carry)
     key = iteration_keys(state.key, state.iteration, agent.num_steps).update
-    agent_state, episodes, metrics, finished = learn(agent, update_on(mesh), state, rollout, key)
+    agent_state, episodes, metrics, finished = update_agent(agent, update_on(mesh), state, rollout, key)
     last = jax.tree.map(lambda x: x[-1], time_steps)
     iteration = state.iteration + jnp.uint32(1)
     return LoopState(agent_state, (), last, carry, episodes, state.key, iteration), metrics, finished

@@ -197,7 +197,7 @@ def first_state(
     return replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
 
 
-def learn(
+def update_agent(
     agent: Agent, update: Any, state: LoopState, rollout: Rollout, key: PRNGKeyArray
 ) -> tuple[PyTree, Episodes, Metrics, EpisodeTotals]:
     """Update the episode statistics and the agent with a rollout."""

@@ -125,7 +125,7 @@ class LocalRollouts:
         deadline, sums = Deadline(self._should_stop, can_discard=self._is_slow), InfoSums()
         inputs, self._actor_inputs = self._actor_inputs, None
         actor = self._actors.from_state(leaves) if inputs is None else self._actors.from_inputs(inputs)
-        arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._num_steps, sums, deadline)
+        arrays = collect_on_host(actor, self._carry, self._env, self._time_step, self._num_steps, sums, deadline)
         if arrays is None:
             if before is not None:
                 self._env.restore(before)
@@ -163,7 +163,7 @@ class Deadline:
         return self._can_discard and self._should_stop() and self.has_passed
 
 
-def collect_rollout(
+def collect_on_host(
     actor: Actor,
     carry: PyTree,
     env: HostEnv,

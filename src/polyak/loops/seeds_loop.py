@@ -19,7 +19,7 @@ from polyak.core.policy_faults import check_carry, has_error_flags
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
 from polyak.core.warn import warn
-from polyak.loops.compiled_loop import CHUNK_SECONDS, MAX_CHUNK_STEPS, iteration, iterations_for, run_chunk, start
+from polyak.loops.compiled_loop import CHUNK_SECONDS, MAX_CHUNK_STEPS, iteration, iterations_for, run_chunk, start_compiled
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (
     LoopState,
@@ -79,7 +79,7 @@ def compiled_seeds(
     count = len(keys)
     check_memory(_select_agent(0, agent), seeds=count, num_envs=env.num_envs)
     mesh = _mesh_over_seeds(count, devices)
-    state = jax.vmap(lambda agent, key: start(agent, env, key), in_axes=(_batch_axes(agent), 0))(agent, keys)
+    state = jax.vmap(lambda agent, key: start_compiled(agent, env, key), in_axes=(_batch_axes(agent), 0))(agent, keys)
     state = state if mesh is None else jax.device_put(state, NamedSharding(mesh, PartitionSpec(SEEDS)))
     active = {i: Reporter(_select_agent(i, agent), target, 0, 0, None) for i in range(count)}
     diverged: dict[int, TrainResult] = {}

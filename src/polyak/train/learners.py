@@ -24,7 +24,7 @@ from jaxtyping import PRNGKeyArray
 from polyak.core.checks import check_integer
 from polyak.core.types import Env, HostEnv, Progress
 from polyak.core.warn import warn
-from polyak.loops.compiled_loop import start as start_compiled
+from polyak.loops.compiled_loop import start_compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState, TrainResult, check_shares
 from polyak.loops.processes import from_first_process
@@ -181,7 +181,7 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         learned: LearnerResult | None = None
         try:
             learned = run_group(
-                partial(start, partial(learn, task, is_quiet=console.quiet), config.devices, learners),
+                partial(start, partial(run_learner, task, is_quiet=console.quiet), config.devices, learners),
                 learners,
                 progress=lambda: max(steps(run.checkpoints), default=0),
                 on_event=partial(_report, run, console, task.cache_directory),
@@ -222,7 +222,7 @@ def _stop_at(saved: Start, config: RunConfig, run: Run) -> LearnerResult:
     return LearnerResult(progress, metrics, "request")
 
 
-def learn(
+def run_learner(
     task: LearnerTask, rank: int, should_stop: Callable[[], bool], note: Callable[[Any], None], *, is_quiet: bool
 ) -> LearnerResult:
     """Train as one of the processes that `jax.distributed` has connected; the first learner writes and sends evaluations."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 from polyak.copies.receive import Push
 from polyak.core.types import Agent, Callback, Metrics, PyTree, Rollout, TimeStep, copy_buffers
 from polyak.loops.episodes import Episodes, EpisodeTotals, InfoSums
-from polyak.loops.host_loop import start
+from polyak.loops.host_loop import start_host
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_match, first_state
 from polyak.loops.metrics import add_metrics
 from polyak.workers.gradient_worker import GradientTask, WorkerGradients
@@ -103,7 +103,7 @@ def train_asynchronously(
     check_match(agent, envs, 1, key, callbacks)
     halves, options = check_shares_gradients(agent), envs.group.options
     agent.check(envs.num_envs // envs.num_workers)
-    loop_state = first_state(agent, None, resume_from, donate, lambda: start(agent, envs, key), num_envs=envs.num_envs)
+    loop_state = first_state(agent, None, resume_from, donate, lambda: start_host(agent, envs, key), num_envs=envs.num_envs)
     state, senders = halves.share(loop_state.agent, envs.num_workers, shared_optimizer=options.shared_optimizer)
     reporter = Reporter(agent, target, env_steps_done, int(loop_state.iteration), envs, NONDETERMINISM)
     with reporter.compiling():

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.core.types import HostEnv, PolicyStep, PyTree, Rollout, TimeStep
 from polyak.loops.episodes import EpisodeTotals, InfoSums, measure
-from polyak.loops.rollouts import collect_rollout
+from polyak.loops.rollouts import collect_on_host
 from polyak.workers.packing import Packing
 
 
@@ -94,7 +94,7 @@ class GradientPrograms:
         def actor(t: int, time_step: TimeStep, carry: PyTree) -> PolicyStep:
             return self._act(state, act_key, np.uint32(t), time_step, carry)
 
-        arrays = collect_rollout(actor, policy_carry, env, time_step, self.task.agent.num_steps, sums)
+        arrays = collect_on_host(actor, policy_carry, env, time_step, self.task.agent.num_steps, sums)
         assert arrays is not None, "a rollout without a deadline is always complete"
         time_steps, actions, info, next_carry = arrays
         halves = self._gradients(state, Rollout(time_steps, actions, info, policy_carry), update_key)

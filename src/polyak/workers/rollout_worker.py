@@ -26,7 +26,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv, PyTree, TimeStep
 from polyak.loops.actor import Actor, act_with_keys, find_numpy_actor
 from polyak.loops.episodes import InfoSums
-from polyak.loops.rollouts import collect_rollout
+from polyak.loops.rollouts import collect_on_host
 from polyak.workers.gradient_worker import GradientPrograms, GradientTask, WorkerGradients
 from polyak.workers.packing import Packing
 
@@ -253,7 +253,7 @@ class RolloutWorker:
         assert self._env is not None and isinstance(self._acting, Acting), "begin() and prepare() come first"
         start, sums = time.monotonic(), InfoSums()
         actor = make_worker_actor(self._acting, policy, random)
-        arrays = collect_rollout(actor, self._carry, self._env, self._time_step, self._acting.num_steps, sums)
+        arrays = collect_on_host(actor, self._carry, self._env, self._time_step, self._acting.num_steps, sums)
         assert arrays is not None, "a rollout without a deadline is always complete"
         self._time_step, self._carry = jax.tree.map(lambda x: x[-1], arrays[0]), arrays[3]
         snapshot = pack_snapshot(self._env.snapshot())
