@@ -48,7 +48,7 @@ LONGER = {
     "tests/cli/test_resume.py": _TRAININGS,
     "tests/cli/test_train.py": _TRAININGS,
     "tests/envs/test_libraries.py": _PROCESSES,
-    "tests/loops/test_actor.py": "compiles each kind of actor for each kind of policy",
+    "tests/loops/test_host_actor.py": "compiles each kind of actor for each kind of policy",
     "tests/loops/test_compiled_seeds.py": _TRAININGS,
     "tests/loops/test_diverged.py": _TRAININGS,
     "tests/loops/test_host_replay.py": _TRAININGS,

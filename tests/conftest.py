@@ -77,7 +77,7 @@ FIRST = (
     "tests/cli/test_flags.py",
     "tests/cli/test_train.py",
     "tests/cli/test_resume.py",
-    "tests/loops/test_actor.py",
+    "tests/loops/test_host_actor.py",
     "tests/loops/test_loops.py",
     "tests/agents/test_ppo_update.py",
 )

@@ -519,7 +519,7 @@ MUTATIONS = (
         "policies/numpy_policies.py",
         "action = np.where(noise[:, 0] < epsilon, noise[:, 1].astype(np.int32), greedy)",
         "action = np.where(noise[:, 0] > epsilon, noise[:, 1].astype(np.int32), greedy)",
-        ("loops/test_actor.py::test_epsilon_greedy_acts_in_numpy_as_it_is_defined",),
+        ("loops/test_host_actor.py::test_epsilon_greedy_acts_in_numpy_as_it_is_defined",),
     ),
     Mutation(
         "policies/scripted.py",
@@ -660,13 +660,13 @@ MUTATIONS = (
         "loops/host_loop.py",
         "iteration = state.iteration + jnp.uint32(1)",
         "iteration = state.iteration",
-        ("loops/test_actor.py::test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state", "loops/test_loops.py"),
+        ("loops/test_host_actor.py::test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state", "loops/test_loops.py"),
     ),
     Mutation(
-        "loops/actor.py",
+        "loops/host_actor.py",
         "if t % block == 0:",
         "if t == 0:",
-        ("loops/test_actor.py::test_random_numbers_drawn_in_blocks_are_those_of_each_step",),
+        ("loops/test_host_actor.py::test_random_numbers_drawn_in_blocks_are_those_of_each_step",),
     ),
     Mutation(
         "loops/host_replay.py",

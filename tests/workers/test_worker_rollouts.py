@@ -17,7 +17,7 @@ from polyak.agents.ppo import PPO
 from polyak.core.space_check import InvalidValue
 from polyak.core.types import copy_buffers
 from polyak.envs.gymnasium import GymnasiumEnv
-from polyak.loops.actor import acts_in_numpy
+from polyak.loops.host_actor import acts_in_numpy
 from polyak.networks.recurrent import LSTM
 from polyak.storage.checkpoint import CheckpointError
 from polyak.workers.packing import Packing

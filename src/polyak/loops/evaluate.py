@@ -19,8 +19,8 @@ from polyak.core.printing import format_number, short_repr
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
-from polyak.loops.actor import make_actor
 from polyak.loops.episodes import has_all_returns
+from polyak.loops.host_actor import make_actor
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     HasSpec,

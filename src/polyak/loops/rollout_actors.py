@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, PyTree
-from polyak.loops.actor import Actor, Actors, choose_actors, step_keys
+from polyak.loops.host_actor import Actor, Actors, choose_actors, step_keys
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from polyak.core.policy_faults import check_carry
 from polyak.core.types import Agent, HostEnv, PyTree, ReportsInfo, TimeStep
-from polyak.loops.actor import Actor
 from polyak.loops.episodes import EpisodeTotals, InfoSums
+from polyak.loops.host_actor import Actor
 from polyak.loops.loop import LoopState
 from polyak.loops.metrics import PackedMetrics
 from polyak.loops.rollout_actors import RolloutActors

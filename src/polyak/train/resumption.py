@@ -13,8 +13,8 @@ from polyak.core.checks import check_callbacks, check_integer
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.core.warn import warn
-from polyak.loops.actor import acts_in_numpy
 from polyak.loops.compiled_loop import start_compiled
+from polyak.loops.host_actor import acts_in_numpy
 from polyak.loops.host_loop import as_host_env, reset
 from polyak.loops.host_replay import check_replay_on, replay_memory
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over

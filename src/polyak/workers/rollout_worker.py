@@ -24,8 +24,8 @@ import numpy.typing as npt
 from polyak.core.space_check import InvalidValue
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv, PyTree, TimeStep
-from polyak.loops.actor import Actor, act_with_keys, find_numpy_actor
 from polyak.loops.episodes import InfoSums
+from polyak.loops.host_actor import Actor, act_with_keys, find_numpy_actor
 from polyak.loops.rollouts import collect_on_host
 from polyak.workers.gradient_worker import GradientPrograms, GradientTask, WorkerGradients
 from polyak.workers.packing import Packing

@@ -14,8 +14,8 @@ from jaxtyping import Array, UInt32
 
 from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.types import Agent, PyTree, SupportsLag, TimeStep
-from polyak.loops.actor import acts_in_numpy, find_numpy_actor, step_keys
 from polyak.loops.episodes import InfoSums
+from polyak.loops.host_actor import acts_in_numpy, find_numpy_actor, step_keys
 from polyak.loops.loop import LoopState, iteration_keys
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.rollouts import Collected, Deadline, Learned

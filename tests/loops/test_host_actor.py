@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import TimeStep
 from polyak.loops import rollout_actors
-from polyak.loops.actor import acts_in_numpy, choose_actors, make_actor, step_keys
+from polyak.loops.host_actor import acts_in_numpy, choose_actors, make_actor, step_keys
 from polyak.loops.host_loop import start_host
 from polyak.loops.loop import initial, iteration_keys
 from polyak.loops.rollout_actors import RolloutActors, rollout_actor
