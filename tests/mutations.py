@@ -660,7 +660,10 @@ MUTATIONS = (
         "loops/host_loop.py",
         "iteration = state.iteration + jnp.uint32(1)",
         "iteration = state.iteration",
-        ("loops/test_host_actor.py::test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state", "loops/test_loops.py"),
+        (
+            "loops/test_host_actor.py::test_the_next_rollout_has_the_next_keys_and_the_weights_of_its_state",
+            "loops/test_loops.py",
+        ),
     ),
     Mutation(
         "loops/host_actor.py",
@@ -730,10 +733,10 @@ MUTATIONS = (
         ("storage/test_run_directory.py::test_rows_after_the_restored_step_are_dropped",),
     ),
     Mutation(
-        "storage/callbacks.py",
+        "storage/writers.py",
         "last = max((step for step in steps(run.checkpoints) if step <= now), default=0)",
         "last = 0",
-        ("storage/test_callbacks.py::test_checkpoint_interval_counts_from_the_restored_step",),
+        ("storage/test_writers.py::test_checkpoint_interval_counts_from_the_restored_step",),
     ),
     Mutation(
         "storage/config.py",

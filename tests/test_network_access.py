@@ -16,7 +16,7 @@ STARTING = {"system", "popen", "posix_spawn", "posix_spawnp", "fork", "forkpty",
 ALLOWED = {
     # The name of this host, in a lock's message and in a file's name.
     "storage/lock.py": {"socket"},
-    "storage/callbacks.py": {"socket"},
+    "storage/writers.py": {"socket"},
     # Its format of files, not its server.
     "storage/tensorboard.py": {"tensorboard"},
     # The caller's own tracking, in a callback that is asked for.

@@ -9,9 +9,9 @@ import pytest
 
 from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
-from polyak.storage.callbacks import checkpointer
 from polyak.storage.checkpoint import restore
 from polyak.storage.run_directory import create
+from polyak.storage.writers import checkpointer
 from tests.agents.rollouts import same_bits
 from tests.loops.setting import AGENT, ENV, KEY, NUM_ENVS, everything, run
 from tests.loops.sick import Sick, SickOutside

@@ -20,8 +20,8 @@ from polyak.ops.schedules import Linear
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.scripted import Uniform
 from polyak.storage import run_directory as runs
-from polyak.storage.callbacks import checkpointer
 from polyak.storage.checkpoint import read_manifest
+from polyak.storage.writers import checkpointer
 from tests.loops.foreign import Follower, following
 from tests.loops.scripted import Scripted
 from tests.loops.setting import ENV, KEY, LOOPS, NUM_ENVS, hosted

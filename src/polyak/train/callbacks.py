@@ -13,7 +13,7 @@ from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, map_space
 from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Callback, Progress, PyTree
 from polyak.core.warn import warn
-from polyak.storage.callbacks import with_time
+from polyak.storage.writers import with_time
 
 __all__ = ["log_to_mlflow", "log_to_wandb", "record_videos", "stop_at_reward", "stop_without_improvement"]
 

@@ -30,10 +30,10 @@ from polyak.loops.loop import LoopState, TrainResult, check_shares
 from polyak.loops.processes import from_first_process
 from polyak.loops.replay_memory import with_new_replay
 from polyak.runs import RunConfig, restore_policy
-from polyak.storage.callbacks import with_time
 from polyak.storage.checkpoint import restore, steps
 from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import Run, RunError, open_for_parent
+from polyak.storage.writers import with_time
 from polyak.train.devices import start_jax
 from polyak.train.display import Screen
 from polyak.train.result import Result

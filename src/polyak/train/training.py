@@ -17,11 +17,11 @@ from polyak.loops.evaluate import Evaluation
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, TrainResult
 from polyak.runs import RunConfig, read_config
-from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import WORKER_OUTPUT, Run, RunError
+from polyak.storage.writers import checkpointer, jsonl_logger, tensorboard_logger
 from polyak.train.display import Display, Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt

@@ -10,11 +10,11 @@ import pytest
 
 from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.types import Histogram, HostEnv, Progress
-from polyak.storage import callbacks
-from polyak.storage.callbacks import checkpointer, jsonl_logger, tensorboard_logger, with_time
+from polyak.storage import writers
 from polyak.storage.checkpoint import CheckpointError, restore, save, steps
 from polyak.storage.progress import save_progress
 from polyak.storage.run_directory import RunError, create, open_run
+from polyak.storage.writers import checkpointer, jsonl_logger, tensorboard_logger, with_time
 from tests.storage.test_tensorboard import read
 
 STATE = {"agent": jnp.arange(3.0), "key": jax.random.key(0)}
@@ -94,7 +94,7 @@ def test_tensorboard_shows_every_tag_on_the_axis_of_env_steps(run):
 
 
 def test_without_the_tensorboard_package_no_event_file_is_written(run, monkeypatch):
-    monkeypatch.setattr(callbacks, "package_version", lambda name: None)
+    monkeypatch.setattr(writers, "package_version", lambda name: None)
     with pytest.raises(ImportError, match=r"needs the package tensorboard: pip install 'polyak\[tensorboard\]'"):
         tensorboard_logger(run)
     assert not run.tensorboard.exists()
