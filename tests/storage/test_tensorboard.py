@@ -23,7 +23,7 @@ def test_tensorboard_reads_the_scalars(tmp_path):
         (128, {"rollout/ep_rew_mean": math.inf}),
         (2**40, {"rollout/ep_rew_mean": 1e300, "long": 1.0, "l" * 300: 2.0}),
     ]
-    data = events.file_start(1e9) + b"".join(events.summary(1e9 + step, step, row, {}) for step, row in rows)
+    data = events.start_record(1e9) + b"".join(events.values_record(1e9 + step, step, row, {}) for step, row in rows)
     (tmp_path / "events.out.tfevents.0").write_bytes(data)
     shown = read(tmp_path)
     assert shown["time/fps"] == [(127, 12345.0)]
@@ -38,8 +38,8 @@ def test_tensorboard_reads_the_scalars(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_restart_record_discards_later_values(tmp_path):
-    first = events.file_start(1.0) + b"".join(events.summary(1.0, step, {"a": step}, {}) for step in (10, 20, 30, 40))
-    second = events.file_start(2.0) + events.restart(2.0, 21) + events.summary(2.0, 35, {"a": 350.0}, {})
+    first = events.start_record(1.0) + b"".join(events.values_record(1.0, step, {"a": step}, {}) for step in (10, 20, 30, 40))
+    second = events.start_record(2.0) + events.restart_record(2.0, 21) + events.values_record(2.0, 35, {"a": 350.0}, {})
     (tmp_path / "events.out.tfevents.0").write_bytes(first)
     (tmp_path / "events.out.tfevents.1").write_bytes(second)
     assert read(tmp_path)["a"] == [(10, 10.0), (20, 20.0), (35, 350.0)]
@@ -48,12 +48,12 @@ def test_restart_record_discards_later_values(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_bytes_are_those_of_tensorboard_s_own_protobuf():
     event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2")
-    event = event_pb2.Event.FromString(events.summary(1.25, 300, {"a": 0.5, "b": -2.0}, {})[12:-4])
+    event = event_pb2.Event.FromString(events.values_record(1.25, 300, {"a": 0.5, "b": -2.0}, {})[12:-4])
     assert (event.wall_time, event.step) == (1.25, 300)
     assert [(value.tag, value.simple_value) for value in event.summary.value] == [("a", 0.5), ("b", -2.0)]
-    start = event_pb2.Event.FromString(events.file_start(1.25)[12:-4])
+    start = event_pb2.Event.FromString(events.start_record(1.25)[12:-4])
     assert start.file_version == "brain.Event:2"
-    restart = event_pb2.Event.FromString(events.restart(1.25, 7)[12:-4])
+    restart = event_pb2.Event.FromString(events.restart_record(1.25, 7)[12:-4])
     assert (restart.step, restart.session_log.status) == (7, event_pb2.SessionLog.START)
 
 
@@ -62,7 +62,7 @@ def test_tensorboard_reads_the_histograms(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     counts = np.array([3.0, 0.0, 2.0], np.float32)
     spread = Histogram(np.float32(-1.0), np.float32(2.0), counts, np.float32(1.5), np.float32(9.0))
-    data = events.file_start(1.0) + events.summary(1.0, 7, {"a": 1.0}, {"histogram/x": spread})
+    data = events.start_record(1.0) + events.values_record(1.0, 7, {"a": 1.0}, {"histogram/x": spread})
     (tmp_path / "events.out.tfevents.0").write_bytes(data)
     reader = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert reader.Tags()["scalars"] == ["a"]

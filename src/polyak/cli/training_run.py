@@ -16,7 +16,7 @@ from polyak.storage.directory import find
 from polyak.storage.run_directory import SUMMARY, open_run
 from polyak.train.display import Screen
 from polyak.train.result import Result
-from polyak.train.run_training import train
+from polyak.train.run_training import train_run
 from polyak.train.seeds import label_seed, train_in_parallel
 from polyak.train.summary import seed_table
 from polyak.train.training import Training, finish, record_stop, resume_command
@@ -31,7 +31,7 @@ def run_to_exit_code(training: Training) -> int:
     console = Screen()
 
     def start(should_stop: Callable[[], bool]) -> list[Result]:
-        return [train(training, console, (), should_stop)]
+        return [train_run(training, console, (), should_stop)]
 
     return _run([training], start, console)
 

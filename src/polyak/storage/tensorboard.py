@@ -14,17 +14,17 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from polyak.core.types import Histogram
 
 
-def file_start(wall_time: float) -> bytes:
+def start_record(wall_time: float) -> bytes:
     """Return the record that starts an event file."""
     return _record(Event(wall_time=wall_time, file_version="brain.Event:2"))
 
 
-def restart(wall_time: float, step: int) -> bytes:
+def restart_record(wall_time: float, step: int) -> bytes:
     """Return the record that makes TensorBoard discard values of earlier files from `step` on."""
     return _record(Event(wall_time=wall_time, step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
-def summary(wall_time: float, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]) -> bytes:
+def values_record(wall_time: float, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]) -> bytes:
     """Return the record of one value for each tag at one step."""
     with np.errstate(over="ignore"):  # A scalar is stored in 32 bits.
         values = [Summary.Value(tag=tag, simple_value=float(np.float32(value))) for tag, value in scalars.items()]

@@ -73,9 +73,9 @@ def tensorboard_logger(run: Run, *, resumed_at: int | None = None) -> Callback:
         now = time.time()
         start = b""
         if not path.exists() or path.stat().st_size == 0:
-            start = tensorboard.file_start(now)
-            start += b"" if resumed_at is None else tensorboard.restart(now, resumed_at + 1)
-        row = tensorboard.summary(now, progress.env_steps, with_time(progress, metrics), progress.histograms)
+            start = tensorboard.start_record(now)
+            start += b"" if resumed_at is None else tensorboard.restart_record(now, resumed_at + 1)
+        row = tensorboard.values_record(now, progress.env_steps, with_time(progress, metrics), progress.histograms)
         append(path, start + row)
 
     return _warn_once(write, path)

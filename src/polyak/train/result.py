@@ -17,7 +17,7 @@ from polyak.runs import RunConfig, check_seed
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import create
 from polyak.train.evaluation import evaluate_policy, evaluation_env
-from polyak.train.summary import format_return, summary
+from polyak.train.summary import format_return, make_summary
 
 
 @suggest_attributes
@@ -97,7 +97,7 @@ class Result(Generic[State]):
         with create(path, self.config.to_json()) as run:
             replay, save_replay = replay_path(self.agent), self.config.checkpoint_replay
             save_state(run, self.progress, self.loop_state, self.snapshot, replay=replay, save_replay=save_replay)
-            run.write_summary(summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
+            run.write_summary(make_summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
             return run.directory
 
     def export(self, path: str | os.PathLike[str], format: Format | None = None) -> list[Path]:

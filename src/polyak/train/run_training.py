@@ -25,11 +25,11 @@ def run_training(
     console = Screen(quiet=not progress)
     with training:
         with catch_interrupt() as interrupt, record_stop([training], lambda: interrupt.name):
-            result = train(training, console, callbacks, lambda: interrupt.received or should_stop())
+            result = train_run(training, console, callbacks, lambda: interrupt.received or should_stop())
         return finish(training, name_interrupt(result, interrupt), console)
 
 
-def train(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
+def train_run(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
     """Train, and save the final state in the run directory."""
     if training.learners is not None:
         return train_with_learners(training, training.learners, console, should_stop)

@@ -25,7 +25,7 @@ from polyak.train.new_training import close_if_made, make_agent, make_envs, prep
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.settings import CommonSettings, SeedSettings, TrainSettings, runs_seeds_with
-from polyak.train.summary import seed_table, summary
+from polyak.train.summary import make_summary, seed_table
 from polyak.train.training import (
     Training,
     finish,
@@ -99,7 +99,7 @@ def run_seeds(
 def _print_statistics(console: Screen, results: Sequence[Result[Any]]) -> None:
     if len(results) > 1:
         console.print_text(
-            seed_table([summary(one.config, one.progress, one.evaluation, stopped=one.stopped) for one in results])
+            seed_table([make_summary(one.config, one.progress, one.evaluation, stopped=one.stopped) for one in results])
         )
 
 

@@ -82,7 +82,7 @@ def write_summary(
     If this process did not train, the times are from the process that trained to the last checkpoint; without a report,
     env_steps are from the last checkpoint.
     """
-    fields = summary(config, progress, evaluation, wall_seconds=time.monotonic() - started_at, stopped=stopped)
+    fields = make_summary(config, progress, evaluation, wall_seconds=time.monotonic() - started_at, stopped=stopped)
     if progress is None or progress.seconds == 0:
         with contextlib.suppress(RunError, CheckpointError):
             saved = max(steps(run.checkpoints), default=None)
@@ -96,7 +96,7 @@ def write_summary(
 TIMES = ("env_steps", "wall_seconds", "train_seconds", "compile_seconds", "fps")
 
 
-def summary(
+def make_summary(
     config: RunConfig,
     progress: Progress | None,
     evaluation: Evaluation | None,
