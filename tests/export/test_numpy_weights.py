@@ -67,7 +67,7 @@ ONES = np.ones((4, 4), np.float32)
         ("Discrete", {}, {"more": ONES}, "its arrays are"),
         ("Discrete", {}, {"deviation": ONES}, "its arrays are"),
         ("Discrete", {}, {"clip_mean": ONES[0, :1]}, "its arrays are"),
-        ("Discrete", {}, {"head_kernel": ONES, "head_bias": ONES[0]}, "wanted .*, 2 columns at the end"),
+        ("Discrete", {}, {"head_kernel": ONES, "head_bias": ONES[0]}, "expected .*, 2 columns at the end"),
         ("Discrete", {}, {"head_bias": np.ones(2)}, "all float32"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_subtree_is_restored_without_the_rest(tmp_path):
     shutil.rmtree(tmp_path / layout.directory_name(2))
     with pytest.raises(CheckpointError, match=r"has no leaves under '\.agent'; the top level has \['agent'\], \['agents'\]"):
         restore(tmp_path, state(0), prefix=".agent")
-    with pytest.raises(CheckpointError, match=r"\['agent'\]\.rate: Python float in the checkpoint, not wanted"):
+    with pytest.raises(CheckpointError, match=r"\['agent'\]\.rate: Python float in the checkpoint, not expected"):
         restore(tmp_path, {}, prefix="['agent']")
 
 
@@ -350,20 +350,20 @@ def test_all_differences_are_named_in_one_message_and_nothing_is_restored(saved)
         restore(saved, other)
     message = str(error.value)
     assert "000000000003 does not match the requested tree" in message
-    assert "['params']['kernel']: wanted float32[3,2], missing in the checkpoint" in message
-    assert "['target']: wanted float32[3], missing in the checkpoint" in message
-    assert ".params['kernel']: float32[2,3] in the checkpoint, not wanted" in message
-    assert ".key: key<threefry2x32>[2] in the checkpoint, not wanted" in message
+    assert "['params']['kernel']: expected float32[3,2], missing in the checkpoint" in message
+    assert "['target']: expected float32[3], missing in the checkpoint" in message
+    assert ".params['kernel']: float32[2,3] in the checkpoint, not expected" in message
+    assert ".key: key<threefry2x32>[2] in the checkpoint, not expected" in message
 
 
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        (jnp.zeros((3, 2)), r"\['a'\]: float32\[2,3\] in the checkpoint, wanted float32\[3,2\]"),
-        (jnp.zeros((2, 3), jnp.bfloat16), r"wanted bfloat16\[2,3\]"),
-        (jnp.zeros((2, 3), jnp.int32), r"wanted int32\[2,3\]"),
-        (jnp.zeros((1, 3)), r"wanted float32\[1,3\]"),
-        (1.0, r"wanted Python float"),
+        (jnp.zeros((3, 2)), r"\['a'\]: float32\[2,3\] in the checkpoint, expected float32\[3,2\]"),
+        (jnp.zeros((2, 3), jnp.bfloat16), r"expected bfloat16\[2,3\]"),
+        (jnp.zeros((2, 3), jnp.int32), r"expected int32\[2,3\]"),
+        (jnp.zeros((1, 3)), r"expected float32\[1,3\]"),
+        (1.0, r"expected Python float"),
     ],
 )
 def test_no_shape_or_dtype_changes_silently(tmp_path, like, message):

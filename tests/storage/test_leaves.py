@@ -72,12 +72,12 @@ def test_every_difference_has_a_line_with_both_sides():
     saved = described({"a": jnp.zeros((2, 3)), "b": jnp.zeros(3), "c": 1, "d": jax.random.key(0), "e": jnp.zeros(2)})
     wanted, _ = flatten({"a": jnp.zeros((3, 2)), "b": jnp.zeros(3, jnp.bfloat16), "c": 1.0, "d": jnp.zeros(()), "f": True})
     assert set(differences(saved, wanted)) == {
-        "['a']: float32[2,3] in the checkpoint, wanted float32[3,2]",
-        "['b']: float32[3] in the checkpoint, wanted bfloat16[3]",
-        "['c']: Python int in the checkpoint, wanted Python float",
-        "['d']: key<threefry2x32>[] in the checkpoint, wanted float32[]",
-        "['e']: float32[2] in the checkpoint, not wanted",
-        "['f']: wanted Python bool, missing in the checkpoint",
+        "['a']: float32[2,3] in the checkpoint, expected float32[3,2]",
+        "['b']: float32[3] in the checkpoint, expected bfloat16[3]",
+        "['c']: Python int in the checkpoint, expected Python float",
+        "['d']: key<threefry2x32>[] in the checkpoint, expected float32[]",
+        "['e']: float32[2] in the checkpoint, not expected",
+        "['f']: expected Python bool, missing in the checkpoint",
     }
     assert differences(saved, [(leaf, None) for leaf in saved]) == []
 

@@ -143,7 +143,7 @@ def test_leaf_name_is_never_used_as_a_path(run, tmp_path, path):
 
     forge(run / "checkpoints", change)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CheckpointError, match=r"not wanted|not printable|does not fit") as error:
+    with pytest.raises(CheckpointError, match=r"not expected|not printable|does not fit") as error:
         restore(run / "checkpoints", LIKE, step=1)
     assert all(line.isprintable() for line in str(error.value).splitlines())
     assert sorted(tmp_path.rglob("*")) == before

@@ -154,7 +154,7 @@ def test_an_omitted_subtree_is_not_saved_and_optional_when_restored(tmp_path):
     restored = restore(tmp_path, like, optional="['replay']")
     assert not restored.is_complete and float(restored.tree["params"][0]) == 5.0
     assert restored.tree["replay"]["rows"] is like["replay"]["rows"]
-    with pytest.raises(CheckpointError, match=r"\['replay'\]\['rows'\]: wanted .*, missing in the checkpoint"):
+    with pytest.raises(CheckpointError, match=r"\['replay'\]\['rows'\]: expected .*, missing in the checkpoint"):
         restore(tmp_path, like)
     save_step(tmp_path, 6)
     check(tmp_path, 6, optional="['replay']")

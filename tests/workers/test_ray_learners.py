@@ -26,5 +26,5 @@ def test_a_learner_on_another_machine_dies_and_costs_no_bit(tmp_path):
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["leaves"] > 10 and len(report["killed"][0]) == 1
     assert [(event["learner"], event["detail"]) for event in report["events"]] == [(1, "was killed by SIGKILL")]
-    assert "learners=4 needs 3 machines beside this one, the Ray cluster at" in report["error"]
+    assert "learners=4 needs 3 machines in addition to this one, the Ray cluster at" in report["error"]
     assert report["left"] == []

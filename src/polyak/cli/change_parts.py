@@ -6,7 +6,7 @@ from typing import Any
 
 from polyak.cli.flags import UsageError
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.replay_flags import ReplayFlags, changed_replay, flag_of
+from polyak.cli.replay_flags import ReplayFlags, changed_replay, flag_name
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, RecurrentNetwork
 from polyak.networks.critics import Critics
@@ -35,7 +35,7 @@ def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, repl
     networks = _changed_networks(algorithm, agent, network_flags)
     parts = dict(networks)
     if replay_flags != ReplayFlags() and "replay" not in fields:
-        flags = [flag_of(f.name) for f in dataclasses.fields(replay_flags) if getattr(replay_flags, f.name) is not None]
+        flags = [flag_name(f.name) for f in dataclasses.fields(replay_flags) if getattr(replay_flags, f.name) is not None]
         raise UsageError(f"{', '.join(flags)}: {algorithm} has no replay")
     if "replay" in fields:
         kind = "sequence" if isinstance(networks.get("network"), RecurrentNetwork) else None

@@ -76,7 +76,7 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
     changes = {FIELDS.get(name, name): value for name, value in changes.items()}
     wanted = replay if kind is None else make_replay({"kind": kind}, env_steps)
     names = {field.name for field in dataclasses.fields(wanted)}
-    if unknown := [flag_of(name) for name in changes if name not in names]:
+    if unknown := [flag_name(name) for name in changes if name not in names]:
         raise UsageError(f"{', '.join(unknown)}: {type(wanted).__name__} has no such setting; it belongs to another --replay")
     usual = type(replay)()
     lost = [
@@ -91,7 +91,7 @@ def changed_replay(replay: Any, flags: ReplayFlags, kind: str | None, env_steps:
     return type(wanted)(**kept | {name: with_length(value, env_steps) for name, value in changes.items()})
 
 
-def flag_of(name: str) -> str:
+def flag_name(name: str) -> str:
     """Return the flag of a field of a replay."""
     flags = {field: flag for flag, field in FIELDS.items()}
     return f"--{flags.get(name, name).replace('_', '-')}"

@@ -98,7 +98,7 @@ class CartPole:
         return after, jnp.ones_like(after.x), terminated, after.steps >= self.max_episode_steps
 
     def observe(self, state: CartPoleState) -> Float[Array, "B 4"]:
-        """The four quantities."""
+        """Return the four quantities."""
         return jnp.stack([state.x, state.x_dot, state.theta, state.theta_dot], axis=-1)
 
 
@@ -146,7 +146,7 @@ class Pendulum:
         return after, reward, jnp.zeros_like(reward, bool), after.steps >= self.max_episode_steps
 
     def observe(self, state: PendulumState) -> Float[Array, "B 3"]:
-        """Of the angle θ its cosine and sine, and θ̇."""
+        """Return cos θ, sin θ and θ̇."""
         return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot], axis=-1)
 
 

@@ -119,9 +119,9 @@ def replace_file(path: Path, data: bytes) -> None:
         raise ExportError(f"{path}: {len(data)} bytes; at most {MAX_BYTES} are written")
     try:
         if path.is_dir():
-            raise IsADirectoryError("is a directory; a file was wanted")
+            raise IsADirectoryError("is a directory; expected a file")
         if path.exists() and not path.is_file():
-            raise FileExistsError("exists and is not a plain file; a file was wanted")
+            raise FileExistsError("exists and is not a plain file")
         write_file(path, data, shared=True)
     except OSError as error:
         # Only `strerror`, as the full error names the temporary file.

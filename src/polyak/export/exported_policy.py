@@ -102,7 +102,7 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
     carry_spec = {name: x for name, x in export.inputs.items() if name.startswith("carry")}
     if export.kind == "stablehlo":
         if set(export.members) != {MEMBER}:
-            raise ExportError(f"{what}: holds {sorted(export.members)}, wanted {MEMBER}")
+            raise ExportError(f"{what}: has the members {sorted(export.members)}, expected {MEMBER}")
         program = load_program(export.members[MEMBER], export.inputs, export.outputs, what, writer=export.jax_version)
         return ExportedPolicy(export.spec, program, carry_spec)
     arrays = from_members(export.members, what)

@@ -65,5 +65,5 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
     got = {name: x.shape for name, x in arrays.items()}
     if got != shapes or width != outputs or any(x.dtype != np.float32 for x in arrays.values()):
         raise ValueError(
-            f"its arrays are {str(got)[:300]}, wanted {str(shapes)[:300]}, {outputs} columns at the end, all float32"
+            f"its arrays are {str(got)[:300]}, expected {str(shapes)[:300]}, {outputs} columns at the end, all float32"
         )

@@ -73,7 +73,7 @@ def load_program(
             raise ExportError(f"{what}: {MEMBER} has the {name} {got}, its header declares {wanted}")
     trees = exported.in_tree, exported.out_tree
     if trees != (jax.tree.structure(((*inputs,), {})), jax.tree.structure((*outputs,))):
-        raise ExportError(f"{what}: {MEMBER} has the input and output trees {trees}, wanted plain arrays")
+        raise ExportError(f"{what}: {MEMBER} has the input and output trees {trees}, expected plain arrays")
     return jax.jit(exported.call)
 
 

@@ -174,11 +174,11 @@ def from_host(leaf: Leaf, data: npt.NDArray[Any], like: Any) -> Any:
 def differences(saved: Iterable[Leaf], wanted: Iterable[tuple[Leaf, Any]]) -> list[str]:
     """Return one line for each leaf that is missing, extra, or has another kind, dtype or shape."""
     here, there = {leaf.path: leaf for leaf in saved}, {leaf.path: leaf for leaf, _ in wanted}
-    lines = [f"{leaf_name(p)}: wanted {leaf}, missing in the checkpoint" for p, leaf in there.items() if p not in here]
-    lines += [f"{leaf_name(p)}: {leaf} in the checkpoint, not wanted" for p, leaf in here.items() if p not in there]
+    lines = [f"{leaf_name(p)}: expected {leaf}, missing in the checkpoint" for p, leaf in there.items() if p not in here]
+    lines += [f"{leaf_name(p)}: {leaf} in the checkpoint, not expected" for p, leaf in here.items() if p not in there]
     for path, leaf in there.items():
         if path in here and str(here[path]) != str(leaf):
-            lines.append(f"{leaf_name(path)}: {here[path]} in the checkpoint, wanted {leaf}")
+            lines.append(f"{leaf_name(path)}: {here[path]} in the checkpoint, expected {leaf}")
     lines += [
         f"{leaf_name(leaf.path)}: {leaf} needs 64 bits in JAX; set jax_enable_x64, or ask for a NumPy array"
         for leaf, like in wanted

@@ -66,24 +66,24 @@ def accepts(agent: Agent, num_envs: int, devices: int) -> bool:
 
 
 def leave_accelerators() -> None:
-    """Compute on the CPU in this process, unless JAX has started: learners have the accelerators."""
+    """Restrict JAX in this process to the CPU, unless it has started: the learners use the accelerators."""
     if not is_jax_started():
         jax.config.update(PLATFORMS, "cpu")
 
 
 def configure_devices_for_seeds(count: int) -> None:
-    """Configure JAX, before it starts, to see as many devices on a CPU as there are cores that can share the seeds equally.
+    """Configure JAX, before it starts, to see several CPU devices: the largest divisor of `count` up to the number of cores.
 
-    More devices that the caller has configured stay.
+    A larger number that the caller has configured is kept.
     """
     cores = len(os.sched_getaffinity(0))
     _configure_at_least(max(n for n in range(1, min(cores, count) + 1) if count % n == 0))
 
 
 def configure_devices_for_images(env: Env | HostEnv, loop: str, wanted: int | None) -> None:
-    """Configure JAX, before it starts, to see two devices on a CPU of two cores, if they can share the environments.
+    """Configure JAX, before it starts, to see two CPU devices for images outside the compiled loop, if there are two cores.
 
-    Outside the compiled loop. More devices that the caller has configured stay.
+    The number of environments must be even. A larger number that the caller has configured is kept.
     """
     shows_images = (isinstance(env, HostEnv) or loop == "host") and has_images(env.spec.obs)
     if wanted is None and shows_images and env.num_envs % 2 == 0 and len(os.sched_getaffinity(0)) >= 2:
@@ -97,9 +97,9 @@ def _configure_at_least(devices: int) -> None:
 
 
 def dispatch_synchronously(*, on: bool = True) -> None:
-    """For the host loop on one device: another thread costs as much as the step of 50 µs that it would compute.
+    """Make JAX dispatch synchronously, for the host loop on one device: a thread costs as much as the 50 µs of a step.
 
-    JAX reads it when it starts.
+    JAX reads this setting when it starts.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", not on)
 

@@ -85,7 +85,7 @@ class RayLearners:
                 return nodes[:needed]
             if time.monotonic() >= deadline:
                 raise RuntimeError(
-                    f"train: learners={learners.number} needs {needed} machines beside this one, the Ray cluster at "
+                    f"train: learners={learners.number} needs {needed} machines in addition to this one, the Ray cluster at "
                     f"{self._address} has {len(nodes)}"
                 )
             _check_stop(self._should_stop)
