@@ -114,7 +114,7 @@ def test_a_failure_prints_the_flags_that_resume_needs(command, monkeypatch, work
     def fail(*_):
         raise RuntimeError("of the test")
 
-    monkeypatch.setattr("polyak.cli.training_run.train", fail)
+    monkeypatch.setattr("polyak.cli.training_run.train_run", fail)
     words = "--env mine_of_me:make_pole --env-kwargs length=5"
     code, out, _ = command(f"train ppo {words} --run-dir own", SETTINGS)
     assert (code, out.splitlines()[-1].partition(" with: ")[2]) == (1, f"polyak resume {workdir / 'own'} {words}")
