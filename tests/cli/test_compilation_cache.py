@@ -90,7 +90,7 @@ def test_training_goes_on_without_a_cache_that_is_rejected(tmp_path):
     (tmp_path / "cache/polyak").mkdir(parents=True, mode=0o755)
     (tmp_path / "cache/polyak").chmod(0o755)
     done = run(f"{TRAIN} --eval-episodes 0 --run-dir run", tmp_path)
-    assert done.stderr.startswith(f"note: compilation cache is off: {tmp_path}/cache/polyak must be a directory of your own")
+    assert done.stderr.startswith(f"note: compilation cache is off: {tmp_path}/cache/polyak must be a directory that you own")
     assert cached(tmp_path) == []
 
 

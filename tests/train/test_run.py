@@ -360,7 +360,7 @@ def test_an_evaluation_that_does_not_end_costs_no_training(directory):
 @pytest.mark.parametrize("every", [None, 32])
 def test_the_limit_of_an_evaluation_is_shown_before_it_where_no_episode_has_ended(every, capsys):
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=2)
-    with pytest.warns(UserWarning, match="this evaluation is left out"):
+    with pytest.warns(UserWarning, match="this evaluation is skipped"):
         train(env, eval_every=every, eval_episodes=1, eval_max_steps=99)
     assert "no episode has ended yet; eval_max_steps=99 ends the evaluation" in capsys.readouterr().out
 

@@ -124,7 +124,7 @@ class InfoSums:
 
 
 def has_all_returns(recorded: int, episodes: int) -> bool:
-    """Whether the environment recorded the return of every episode; warns where it did of some, which may be in other units."""
+    """Return True if the environment recorded the return of every episode; warns if only some returns were recorded."""
     if 0 < recorded < episodes:
         warn(
             f"info['episode'] is missing at the end of {episodes - recorded} of {episodes} episodes, so returns are sums of "
