@@ -332,8 +332,8 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/gradient_step.py",
-        "in_a_row = jnp.where(jnp.all(applied > 0), jnp.uint32(0), self.in_a_row)",
-        "in_a_row = self.in_a_row",
+        "consecutive = jnp.where(jnp.all(applied > 0), jnp.uint32(0), self.consecutive_skipped_updates)",
+        "consecutive = self.consecutive_skipped_updates",
         ("ops/test_gradient_step.py::test_one_applied_step_ends_the_row_and_the_quantity_is_remembered",),
     ),
     Mutation(
@@ -789,7 +789,7 @@ MUTATIONS = (
     ),
     Mutation(
         "train/no_step.py",
-        'return updates > metrics.get("train/skipped_in_a_row", 0)',
+        'return updates > metrics.get("train/consecutive_skipped_updates", 0)',
         "return updates > 0",
         ("train/test_no_step.py",),
     ),

@@ -165,10 +165,10 @@ def test_rollouts_of_which_nothing_can_be_stored_are_diagnosed(where):
     if where == "action":
         rollout = Rollout(rollout.time_steps, rollout.actions * jnp.nan)
     state, metrics = updated(agent, [random_rollout(agent), rollout, rollout])
-    assert agent.diagnose(metrics) is None and int(state.guard.in_a_row) == 2
+    assert agent.diagnose(metrics) is None and int(state.guard.consecutive_skipped_updates) == 2
     state, metrics = updated(agent, [random_rollout(agent), rollout, rollout, rollout])
     said = agent.diagnose(metrics)
-    assert "3 updates in a row were skipped by a network" in said and f"NaN or infinite is {where!r}" in said
+    assert "3 consecutive updates were skipped by a network" in said and f"NaN or infinite is {where!r}" in said
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_a_state_goes_on_with_another_period_and_tau_of_the_agent(name):
 def test_training_that_diverges_is_diagnosed(name):
     agent = make(name, learning_rate=1e38, max_skipped_updates=2)
     state, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(4)])
-    assert "updates in a row were skipped" in agent.diagnose(metrics)
+    assert "consecutive updates were skipped" in agent.diagnose(metrics)
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.copies) if jnp.issubdtype(x.dtype, jnp.floating))
 
 
@@ -724,7 +724,7 @@ def test_an_actor_that_fails_in_every_step_is_diagnosed():
     state, metrics = updated(agent, [random_rollout(agent, seed=i) for i in range(3)])
     # Two rollouts of 8 transitions came before.
     assert float(metrics["train/learning_rate"]) == pytest.approx(0.84e-3)
-    assert "'gradient'" in agent.diagnose(metrics) and int(state.guard.in_a_row) == 3
+    assert "'gradient'" in agent.diagnose(metrics) and int(state.guard.consecutive_skipped_updates) == 3
 
 
 @pytest.mark.slow
@@ -737,9 +737,9 @@ def test_an_actor_that_fails_whenever_it_is_its_turn_is_diagnosed_in_time(name, 
     state, rows = agent.init(KEY), []
     for number in range(4 * delay):
         state, metrics = update(agent, state, random_rollout(agent, seed=number), jax.random.fold_in(KEY, number))
-        rows.append(int(state.guard.in_a_row))
+        rows.append(int(state.guard.consecutive_skipped_updates))
     assert rows == [number // delay for number in range(1, 4 * delay + 1)]
-    assert "4 updates in a row were skipped by a network" in agent.diagnose(metrics)
+    assert "4 consecutive updates were skipped by a network" in agent.diagnose(metrics)
     assert "'gradient'" in agent.diagnose(metrics)
     # The critics learn on, and it is their steps that are counted.
     assert int(metrics["train/n_updates"]) == 4 * delay and int(metrics["train/skipped_steps"]) == 4
@@ -755,12 +755,12 @@ def test_a_row_of_failures_ends_when_every_network_took_a_step_and_not_before():
     critics_fail, actor_fails = [[True, False]], [[False, True]]
     none, critics_only, both = [[False, False]], [[True, False]], [[True, True]]
     guard = after(after(Guard.init(), critics_fail, none), actor_fails, critics_only)
-    assert int(guard.in_a_row) == 2
+    assert int(guard.consecutive_skipped_updates) == 2
     for kept in (after(guard, none, critics_only), after(guard, none, none, valid=0)):
-        assert int(kept.in_a_row) == 2
+        assert int(kept.consecutive_skipped_updates) == 2
     for ended in (after(guard, none, both), after(guard, none, none), after(guard, [*none, *critics_fail], [*both, *none])):
-        assert int(ended.in_a_row) == 0
-    assert int(after(guard, none, both, dropped=4).in_a_row) == 3
+        assert int(ended.consecutive_skipped_updates) == 0
+    assert int(after(guard, none, both, dropped=4).consecutive_skipped_updates) == 3
     assert int(guard.skipped) == 2
 
 

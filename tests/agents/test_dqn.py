@@ -212,7 +212,7 @@ def test_networks_are_checked(network, message):
 def test_training_that_diverges_is_diagnosed():
     agent = make(learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_skipped_updates=2)
     _, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(3)])
-    assert "updates in a row were skipped" in agent.diagnose(metrics)
+    assert "consecutive updates were skipped" in agent.diagnose(metrics)
 
 
 def test_an_optimizer_of_ones_own_takes_the_place_of_adam():

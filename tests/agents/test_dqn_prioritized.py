@@ -70,7 +70,7 @@ def test_training_that_diverges_leaves_priorities_finite_and_is_diagnosed():
         replay=PrioritizedReplay(512), learning_starts=0, learning_rate=1e38, max_grad_norm=None, max_skipped_updates=2
     )
     state, metrics = updated(agent, [random_rollout(agent, seed=i, reward=lambda x: x * 1e30) for i in range(3)])
-    assert "updates in a row were skipped" in agent.diagnose(metrics)
+    assert "consecutive updates were skipped" in agent.diagnose(metrics)
     assert bool(jnp.isfinite(state.replay.priorities.tree.nodes).all())
 
 

@@ -185,7 +185,7 @@ def test_nan_in_a_valid_sample_skips_the_step_and_is_reported(cls, name):
     assert same_bits(after.copies.online, state.copies.online)
     assert same_bits(after.copies.optimizer_state, state.copies.optimizer_state)
     assert same_bits((after.obs_normalizer, after.reward_scaler), (state.obs_normalizer, state.reward_scaler))
-    assert f"{cls.__name__}: 1 updates in a row were skipped" in agent.diagnose(metrics) and name in agent.diagnose(metrics)
+    assert f"{cls.__name__}: 1 consecutive updates were skipped" in agent.diagnose(metrics) and name in agent.diagnose(metrics)
     good, metrics = update(agent, after, on_device(with_info(agent, state, rollout(SPEC, 1, **SIZES))))
     assert agent.diagnose(metrics) is None and not same_bits(good.copies.online, state.copies.online)
 

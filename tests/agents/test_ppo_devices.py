@@ -66,7 +66,7 @@ def test_nan_on_one_device_skips_the_step_on_all(split):
     t, env = np.argwhere(~bad.time_steps.last[:-1] & ~bad.time_steps.last[1:])[0]
     bad.time_steps.reward[t + 1, env] = np.nan
     after, metrics = split(AGENT, state, on_device(bad), KEY)
-    assert metrics["train/skipped_steps"] == 8 and metrics["train/first_bad"] == 2
+    assert metrics["train/skipped_steps"] == 8 and metrics["train/nonfinite_source"] == 2
     untouched = (state.copies.online, state.copies.optimizer_state, state.obs_normalizer, state.reward_scaler)
     assert same_bits((after.copies.online, after.copies.optimizer_state, after.obs_normalizer, after.reward_scaler), untouched)
 

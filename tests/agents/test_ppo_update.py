@@ -185,7 +185,7 @@ def test_masked_sample_changes_no_bit(settings, garbage):
     data = noise(agent.spec, seed=5, ends=0.3)
     data = data if agent.normalize_reward else dataclasses.replace(data, carry=())
     clean = update(agent, fresh(agent), on_device(data), KEY)
-    assert clean[1]["train/first_bad"] == 0
+    assert clean[1]["train/nonfinite_source"] == 0
     assert same_bits(clean, update(agent, fresh(agent), on_device(overwritten(data, garbage)), KEY))
 
 
@@ -211,7 +211,7 @@ def test_fully_masked_rollout_changes_nothing_and_skips_no_step():
     after, metrics = update(agent, state, on_device(all_masked()), KEY)
     assert same_bits(learned(after), learned(state)) and after.env_steps == state.env_steps
     assert metrics["train/loss"].count == 0, "a mean of nothing"
-    assert metrics["train/skipped_steps"] == 0 and metrics["train/skipped_in_a_row"] == 0
+    assert metrics["train/skipped_steps"] == 0 and metrics["train/consecutive_skipped_updates"] == 0
 
 
 def test_single_valid_sample_trains_without_advantage_normalization():
@@ -303,10 +303,10 @@ def test_nan_or_infinity_never_reaches_the_state(where, value, named):
     state, _ = update(agent, fresh(agent), on_device(noise()), KEY)
     after, metrics = update(agent, state, poisoned(where, value), KEY)
     assert same_bits(learned(after), learned(state))
-    assert metrics["train/skipped_steps"] == 4 and metrics["train/skipped_in_a_row"] == 1
-    assert metrics["train/first_bad"] == named
+    assert metrics["train/skipped_steps"] == 4 and metrics["train/consecutive_skipped_updates"] == 1
+    assert metrics["train/nonfinite_source"] == named
     recovered, metrics = update(agent, after, on_device(noise(seed=1)), KEY)
-    assert metrics["train/skipped_in_a_row"] == 0 and metrics["train/skipped_steps"] == 4
+    assert metrics["train/consecutive_skipped_updates"] == 0 and metrics["train/skipped_steps"] == 4
     assert not same_bits(recovered.copies.online, state.copies.online)
 
 
@@ -316,7 +316,7 @@ def test_huge_reward_makes_a_loss_whose_step_is_skipped():
     data = dataclasses.replace(noise(ends=0.0), carry=())
     data.time_steps.reward[4] = 1e30
     after, metrics = update(agent, state, on_device(data), KEY)
-    assert same_bits(learned(after), learned(state)) and metrics["train/first_bad"] == 5
+    assert same_bits(learned(after), learned(state)) and metrics["train/nonfinite_source"] == 5
 
 
 def test_nonfinite_values_are_named():
@@ -325,7 +325,7 @@ def test_nonfinite_values_are_named():
     params = state.copies.online.params | {"value": jax.tree.map(lambda x: x * jnp.nan, state.copies.online.params["value"])}
     state = with_online(state, dataclasses.replace(state.copies.online, params=params))
     _, metrics = update(agent, state, on_device(noise()), KEY)
-    assert metrics["train/first_bad"] == 3
+    assert metrics["train/nonfinite_source"] == 3
 
 
 class Steep:
@@ -344,18 +344,18 @@ STEEP = make(network=Steep(), max_grad_norm=None)
 
 
 @pytest.mark.parametrize(
-    ("root", "scale", "first_bad"),
+    ("root", "scale", "nonfinite_source"),
     [(0.0, 1.0, "gradient"), (1.0, 1e25, "step"), (1.0, 1.0, None)],
     ids=["infinite", "infinite moments", "usual"],
 )
-def test_gradient_with_nonfinite_entries_or_norm_is_skipped(root, scale, first_bad):
+def test_gradient_with_nonfinite_entries_or_norm_is_skipped(root, scale, nonfinite_source):
     state = STEEP.init(KEY)
     variables = Variables({"root": jnp.array(root), "w": jnp.zeros(())}, {"scale": jnp.array(scale)})
     state = with_online(state, variables)
     after, metrics = update(STEEP, state, on_device(noise()), KEY)
-    assert same_bits(learned(after)[:2], learned(state)[:2]) == (first_bad is not None)
-    assert metrics["train/skipped_steps"] == (4 if first_bad else 0)
-    assert metrics["train/first_bad"] == (QUANTITIES.index(first_bad) + 1 if first_bad else 0)
+    assert same_bits(learned(after)[:2], learned(state)[:2]) == (nonfinite_source is not None)
+    assert metrics["train/skipped_steps"] == (4 if nonfinite_source else 0)
+    assert metrics["train/nonfinite_source"] == (QUANTITIES.index(nonfinite_source) + 1 if nonfinite_source else 0)
 
 
 def test_training_is_diagnosed_after_enough_consecutive_bad_updates():
@@ -364,7 +364,7 @@ def test_training_is_diagnosed_after_enough_consecutive_bad_updates():
         state, metrics = update(make(), state, poisoned("reward", np.nan), KEY)
         said = agent.diagnose(metrics)
         assert (said is None) == (i < 2)
-    assert "3 updates in a row" in said and "'reward'" in said and "max_skipped_updates=3" in said
+    assert "3 consecutive updates" in said and "'reward'" in said and "max_skipped_updates=3" in said
 
 
 def test_bad_reward_does_not_stay_in_the_running_return():

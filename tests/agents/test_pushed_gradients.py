@@ -94,11 +94,11 @@ def test_nan_from_one_worker_is_named_and_the_others_go_on():
     for sequence in (1, 2):
         state, senders, metrics = receive(state, senders, Push.create(1, sequence, 0), *gradients(own, bad))
     assert senders.is_quarantined(2).tolist() == [False, True]
-    assert metrics["train/skipped_in_a_row"] == 2 and int(state.updates) == 0
+    assert metrics["train/consecutive_skipped_updates"] == 2 and int(state.updates) == 0
     strict = A2C(SPEC, network=MLP((4,)), max_skipped_updates=2)
-    assert "'obs'" in strict.diagnose(metrics) and "A2C: 2 updates in a row" in strict.diagnose(metrics)
+    assert "'obs'" in strict.diagnose(metrics) and "A2C: 2 consecutive updates" in strict.diagnose(metrics)
     state, senders, metrics = receive(state, senders, *push_of(state, 1))
-    assert metrics["train/skipped_in_a_row"] == 0 and int(state.updates) == 1
+    assert metrics["train/consecutive_skipped_updates"] == 0 and int(state.updates) == 1
 
 
 def test_the_shared_copy_is_evaluated():

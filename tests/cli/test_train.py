@@ -416,13 +416,13 @@ def test_of_several_seeds_at_once_those_that_diverge_are_exit_code_1_and_the_oth
     make = polyak.envs.make
     monkeypatch.setattr("polyak.envs.make", lambda *args, **options: Sick(make(*args, **options), run_key(0)))
     words = "--env-steps 400 --report-every 20 --checkpoint-every 20 --seeds 2 --max-skipped-updates 3"
-    with pytest.warns(UserWarning, match=r"training with keys\[0\] has diverged: PPO: 3 updates in a row"):
+    with pytest.warns(UserWarning, match=r"training with keys\[0\] has diverged: PPO: 3 consecutive updates"):
         code, out, err = command("train ppo jax/CartPole-v1 --run-dir many", SETTINGS, words)
     assert code == 1
     assert err.count("error: ") == 1
-    assert f"error: {workdir / 'many/seed-0'}: PPO: 3 updates in a row" in err
+    assert f"error: {workdir / 'many/seed-0'}: PPO: 3 consecutive updates" in err
     ill, well = (summary_of(workdir / f"many/seed-{seed}") for seed in (0, 1))
-    assert ill["stopped"].startswith("TrainingDiverged: PPO: 3 updates in a row")
+    assert ill["stopped"].startswith("TrainingDiverged: PPO: 3 consecutive updates")
     assert (ill["eval_mean_return"], well["stopped"], well["eval_episodes"]) == (None, None, 2)
     assert 0 < steps(workdir / "many/seed-0/checkpoints")[-1] <= ill["env_steps"] < 60
     assert steps(workdir / "many/seed-1/checkpoints")[-1] == well["env_steps"] >= 400

@@ -14,11 +14,11 @@ def test_metrics_are_prefixed_by_the_name_of_the_copies():
     metrics = jax.jit(lambda a, c: metrics_of([a, c]))(actor, critic)
     assert {name: float(value) for name, value in metrics.items()} == {
         "critic/skipped_steps": 1.0,
-        "critic/skipped_in_a_row": 1.0,
+        "critic/consecutive_skipped_updates": 1.0,
         "critic/skipped_gradients": 0.0,
         "critic/target_distance": pytest.approx(3 * 2**0.5),
         "actor/skipped_steps": 0.0,
-        "actor/skipped_in_a_row": 0.0,
+        "actor/consecutive_skipped_updates": 0.0,
         "actor/skipped_gradients": 1.0,
         "actor/shared_version": 1.0,
         "actor/staleness": 1.0,

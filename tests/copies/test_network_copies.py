@@ -123,7 +123,7 @@ def test_consecutive_bad_steps_are_diagnosed_by_the_first_bad_quantity(quantity,
         copies = train(copies)
     assert same((copies.online, copies.target, copies.optimizer_state), (start.online, start.target, start.optimizer_state))
     problem = copies.diagnose(max_skipped_steps=3)
-    assert problem.startswith("network: 3 gradient steps in a row were skipped") and f"infinite is {quantity!r}" in problem
+    assert problem.startswith("network: 3 consecutive gradient steps were skipped") and f"infinite is {quantity!r}" in problem
     assert copies.apply_gradients(gradients=gradient(1.0)).diagnose(max_skipped_steps=3) is None
 
 
@@ -132,16 +132,16 @@ def test_any_quantity_that_the_caller_flags_skips_the_step(quantity):
     copies = made()
     flagged = copies.apply_gradients(gradients=gradient(1.0), bad={quantity: jnp.array(True)})
     assert same(flagged.online, copies.online) and int(flagged.skipped) == 1 and int(flagged.steps) == 0
-    assert QUANTITIES[int(flagged.guard.first_bad) - 1] == quantity
+    assert QUANTITIES[int(flagged.guard.nonfinite_source) - 1] == quantity
     assert int(copies.apply_gradients(gradients=gradient(1.0), bad={quantity: jnp.array(False)}).steps) == 1
 
 
 def test_steps_that_are_not_enabled_do_not_change_the_bad_step_counters():
     copies = made().apply_gradients(gradients=gradient(NAN))
     kept = copies.apply_gradients(gradients=gradient(1.0), enabled=False)
-    assert (int(kept.skipped), int(kept.guard.in_a_row)) == (1, 1) and same(kept.online, copies.online)
+    assert (int(kept.skipped), int(kept.guard.consecutive_skipped_updates)) == (1, 1) and same(kept.online, copies.online)
     nothing = copies.apply_gradients()
-    assert (int(nothing.skipped), int(nothing.guard.in_a_row)) == (2, 1)
+    assert (int(nothing.skipped), int(nothing.guard.consecutive_skipped_updates)) == (2, 1)
     with pytest.raises(ValueError, match="network: max_skipped_steps must be an integer >= 1, got 0"):
         copies.diagnose(0)
 

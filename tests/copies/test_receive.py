@@ -155,7 +155,7 @@ def test_a_good_push_ends_the_refusals_in_a_row():
     shared, senders = receiver()
     for sequence, g in enumerate((NAN, NAN, 1.0, NAN, NAN), 1):
         shared, senders, _ = jit_receive(shared, senders, Push.create(0, sequence, 0), gradient(g))
-    assert senders.rejected_in_a_row.tolist() == [2, 0] and senders.rejected.tolist() == [4, 0]
+    assert senders.consecutive_rejected.tolist() == [2, 0] and senders.rejected.tolist() == [4, 0]
     assert not senders.is_quarantined(3).any()
 
 

@@ -104,7 +104,7 @@ def test_non_finite_gradient_of_a_worker_is_excluded_from_the_round():
         workers, shared = synchronous_round(workers, shared, [gradient(float("nan")), gradient(1.0)])
     assert "'gradient'" in workers[0].diagnose(max_skipped_steps=3) and workers[1].diagnose(max_skipped_steps=1) is None
     nobody, after = synchronous_round(workers, shared, [gradient(float("nan"))] * 2)
-    assert same(after, shared) and [int(x.guard.in_a_row) for x in nobody] == [4, 1]
+    assert same(after, shared) and [int(x.guard.consecutive_skipped_updates) for x in nobody] == [4, 1]
     workers, shared = workers_of(2, optimizer=ADAM)
     huge, after = synchronous_round(workers, shared, [gradient(1e30)] * 2)
     assert same(after, shared) and all("'step'" in worker.diagnose(max_skipped_steps=1) for worker in huge)

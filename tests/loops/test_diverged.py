@@ -17,6 +17,7 @@ from tests.loops.setting import AGENT, ENV, KEY, NUM_ENVS, everything, run
 from tests.loops.sick import Sick, SickOutside
 
 pytestmark = pytest.mark.usefixtures("unchecked")
+CONSECUTIVE = "train/consecutive_skipped_updates"
 STRICT = dataclasses.replace(AGENT, max_skipped_updates=3)
 KEYS = jax.random.split(KEY, 3)
 # One object each: a loop keeps its program.
@@ -43,14 +44,14 @@ def test_divergence_is_noticed_between_two_reports(loop, monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyak.loops.loop"), "DIAGNOSIS_SECONDS", 0.0)
     env, agent = sick(loop)
     seen = []
-    with pytest.raises(train.TrainingDiverged, match="3 updates in a row were skipped"):
+    with pytest.raises(train.TrainingDiverged, match="3 consecutive updates were skipped"):
         run(
             loop,
             env=env,
             agent=agent,
             env_steps=10**9,
             report_every=10**9,
-            callbacks=[lambda progress, metrics, state: seen.append((progress.iteration, metrics["train/skipped_in_a_row"]))],
+            callbacks=[lambda progress, metrics, state: seen.append((progress.iteration, metrics[CONSECUTIVE]))],
         )
     assert seen == [(3, 3)]
 
@@ -67,7 +68,7 @@ def test_checkpoint_with_nonfinite_observations_restores_bit_for_bit(loop, tmp_p
 
     with create(tmp_path / "run", {}) as made:
         callbacks = [checkpointer(made, every=1), keep]
-        with pytest.raises(train.TrainingDiverged, match="3 updates in a row were skipped"):
+        with pytest.raises(train.TrainingDiverged, match="3 consecutive updates were skipped"):
             run(loop, env=env, agent=agent, env_steps=10**9, report_every=1, callbacks=callbacks)
         step, state = kept[-1]
         assert np.isnan(state.time_step.reward).any() and np.isnan(state.episodes.returns).any()
@@ -100,13 +101,17 @@ def test_diverged_seeds_end_and_the_others_finish():
     ill = {0, 2}
     reported = [[], [], []]
     callbacks = [[lambda progress, *_, mine=mine: mine.append(progress.env_steps)] for mine in reported]
-    with pytest.warns(UserWarning, match=r"keys\[\d\] has diverged: PPO: 3 updates in a row .* 'reward'") as warned:
+    with pytest.warns(UserWarning, match=r"keys\[\d\] has diverged: PPO: 3 consecutive updates .* 'reward'") as warned:
         results = loops.compiled_seeds(STRICT, SICK_SEEDS, env_steps=300, keys=KEYS, callbacks=callbacks, report_every=40)
     assert len(warned) == 2
     for i, (key, result) in enumerate(zip(KEYS, results, strict=True)):
         assert reported[i][-1] == result.progress.env_steps
         if i in ill:
-            assert (result.stopped, result.progress.iteration, result.metrics["train/skipped_in_a_row"]) == ("diverged", 3, 3)
+            assert (result.stopped, result.progress.iteration, result.metrics[CONSECUTIVE]) == (
+                "diverged",
+                3,
+                3,
+            )
             assert "'reward'" in result.diagnosis and result.progress.env_steps < 100
             fresh = STRICT.init(jax.random.split(key, 3)[0])
             assert same_bits(result.state.copies.online, fresh.copies.online)

@@ -352,12 +352,12 @@ def test_diverged_training_raises_an_error_that_names_the_quantity(loop):
     variables = jax.tree.map(lambda x: x * jnp.nan, good.state.copies.online)
     poisoned = dataclasses.replace(good.loop_state, agent=with_online(good.state, variables))
     seen = []
-    with pytest.raises(train.TrainingDiverged, match=r"3 updates in a row .*max_skipped_updates=3.*'value'") as caught:
+    with pytest.raises(train.TrainingDiverged, match=r"3 consecutive updates .*max_skipped_updates=3.*'value'") as caught:
         run(
             loop,
             agent=agent,
             report_every=1,
-            callbacks=[lambda progress, metrics, state: seen.append(metrics["train/skipped_in_a_row"])],
+            callbacks=[lambda progress, metrics, state: seen.append(metrics["train/consecutive_skipped_updates"])],
             **goes_on(loop, good) | {"resume_from": poisoned},
         )
     assert isinstance(caught.value, FloatingPointError) and seen == [1, 2, 3]

@@ -174,8 +174,8 @@ def after(guard, skipped, steps, *bad):
 
 
 def counts(guard):
-    name = QUANTITIES[int(guard.first_bad) - 1] if guard.first_bad else None
-    return int(guard.skipped), int(guard.in_a_row), name
+    name = QUANTITIES[int(guard.nonfinite_source) - 1] if guard.nonfinite_source else None
+    return int(guard.skipped), int(guard.consecutive_skipped_updates), name
 
 
 def test_an_update_whose_steps_were_all_skipped_counts_in_a_row():

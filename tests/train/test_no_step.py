@@ -8,6 +8,8 @@ from polyak.core.types import Progress
 from polyak.train.no_step import explain_no_step
 from tests.train.test_run import SMALL
 
+CONSECUTIVE = "train/consecutive_skipped_updates"
+
 
 class Huge(gymnasium.RewardWrapper):
     """Rewards whose squares are infinite in float32."""
@@ -46,15 +48,28 @@ def test_a_training_that_ends_before_learning_starts_warns():
     ("metrics", "reason"),
     [
         ({}, None),
-        ({"train/n_updates": 3.0, "train/skipped_steps": 4.0, "train/skipped_in_a_row": 2.0}, None),
+        ({"train/n_updates": 3.0, "train/skipped_steps": 4.0, CONSECUTIVE: 2.0}, None),
         # The asynchronous loop counts no rejected pushes among its updates.
-        ({"train/n_updates": 3.0, "train/skipped_steps": 5.0, "train/skipped_in_a_row": 5.0, "pushes/applied": 3.0}, None),
         (
-            {"train/n_updates": 0.0, "train/skipped_steps": 5.0, "train/first_bad": 5.0, "pushes/applied": 0.0},
+            {
+                "train/n_updates": 3.0,
+                "train/skipped_steps": 5.0,
+                CONSECUTIVE: 5.0,
+                "pushes/applied": 3.0,
+            },
+            None,
+        ),
+        (
+            {"train/n_updates": 0.0, "train/skipped_steps": 5.0, "train/nonfinite_source": 5.0, "pushes/applied": 0.0},
             "all 5 gradient steps were skipped, as loss was NaN or infinite; nothing was learned",
         ),
         (
-            {"train/n_updates": 3.0, "train/skipped_steps": 6.0, "train/skipped_in_a_row": 3.0, "train/first_bad": 5.0},
+            {
+                "train/n_updates": 3.0,
+                "train/skipped_steps": 6.0,
+                CONSECUTIVE: 3.0,
+                "train/nonfinite_source": 5.0,
+            },
             "all 6 gradient steps were skipped, as loss was NaN or infinite; nothing was learned",
         ),
     ],

@@ -167,7 +167,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """The first non-finite quantity after `max_skipped_updates` consecutive updates without a step of a network."""
-        return diagnose_skips(self, metrics, whose=" by a network")
+        return diagnose_skips(self, metrics, by=" by a network")
 
     def partition(self, axis_name: str) -> PyTree:
         """The rows of the replay are split by environment; all else is replicated."""

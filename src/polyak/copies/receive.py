@@ -46,7 +46,7 @@ class Senders:
         repeated: pushes that arrived again, and were ignored.
         stale: pushes dropped because they were too old.
         rejected: pushes with NaN or infinity, in the gradients or the step.
-        rejected_in_a_row: those since the last push that was applied.
+        consecutive_rejected: rejected pushes since the last push that was applied.
         optimizer_state: of each worker's own optimizer, leaves `[W, ...]`; None where the shared copy has the only one.
     """
 
@@ -55,7 +55,7 @@ class Senders:
     repeated: UInt32[Array, " W"]
     stale: UInt32[Array, " W"]
     rejected: UInt32[Array, " W"]
-    rejected_in_a_row: UInt32[Array, " W"]
+    consecutive_rejected: UInt32[Array, " W"]
     optimizer_state: PyTree
 
     @classmethod
@@ -70,22 +70,22 @@ class Senders:
         """
         check_integer("Senders", "num_workers", num_workers)
         states = jax.tree.map(lambda x: jnp.tile(jnp.asarray(x), (num_workers, *(1,) * jnp.ndim(x))), optimizer_state)
-        sequence, applied, repeated, stale, rejected, in_a_row = (jnp.zeros(num_workers, jnp.uint32) for _ in range(6))
-        return cls(sequence, applied, repeated, stale, rejected, in_a_row, states)
+        sequence, applied, repeated, stale, rejected, consecutive = (jnp.zeros(num_workers, jnp.uint32) for _ in range(6))
+        return cls(sequence, applied, repeated, stale, rejected, consecutive, states)
 
     def is_quarantined(self, max_bad: int) -> Bool[Array, " W"]:
         """Whether the last `max_bad` pushes of a worker, or more, were rejected."""
-        return self.rejected_in_a_row >= max_bad
+        return self.consecutive_rejected >= max_bad
 
     def readmit(self, worker: int | Int32[Array, ""]) -> "Senders":
         """End the quarantine of a worker, for one that was started again."""
-        return dataclasses.replace(self, rejected_in_a_row=self.rejected_in_a_row.at[worker].set(0))
+        return dataclasses.replace(self, consecutive_rejected=self.consecutive_rejected.at[worker].set(0))
 
     def _count(self, push: Push, receipt: "Receipt") -> "Senders":
         def add(counts: Array, flag: Array) -> Array:
             return counts.at[push.worker].add(flag.astype(jnp.uint32))
 
-        in_a_row = add(self.rejected_in_a_row, receipt.rejected).at[push.worker].multiply((~receipt.applied).astype(jnp.uint32))
+        consecutive = add(self.consecutive_rejected, receipt.rejected)
         return dataclasses.replace(
             self,
             sequence=self.sequence.at[push.worker].max(push.sequence),
@@ -93,7 +93,7 @@ class Senders:
             repeated=add(self.repeated, receipt.repeated),
             stale=add(self.stale, receipt.stale),
             rejected=add(self.rejected, receipt.rejected),
-            rejected_in_a_row=in_a_row,
+            consecutive_rejected=consecutive.at[push.worker].multiply((~receipt.applied).astype(jnp.uint32)),
         )
 
 

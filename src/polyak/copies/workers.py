@@ -111,7 +111,7 @@ def metrics_of(copies: Sequence[NetworkCopies]) -> Metrics:
     metrics: Metrics = {}
     for one in copies:
         metrics[f"{one.name}/skipped_steps"] = one.guard.skipped
-        metrics[f"{one.name}/skipped_in_a_row"] = one.guard.in_a_row
+        metrics[f"{one.name}/consecutive_skipped_updates"] = one.guard.consecutive_skipped_updates
         if one.gradients is not None:
             metrics[f"{one.name}/skipped_gradients"] = one.gradients.skipped
         if one.target is not None:

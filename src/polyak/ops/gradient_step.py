@@ -66,14 +66,14 @@ class Guard:
 
     Attributes:
         skipped: gradient steps skipped so far.
-        in_a_row: consecutive updates, up to now, in which a network took no gradient step because of NaN or infinity. One in
-            which a network was not due is not counted, and does not end the row.
-        first_bad: the first of `QUANTITIES` that was not finite in the latest update with one, counted from 1; 0 if none.
+        consecutive_skipped_updates: consecutive updates, up to now, in which a network took no gradient step because of NaN
+            or infinity. An update in which no step of a network was scheduled leaves the count unchanged.
+        nonfinite_source: the first of `QUANTITIES` that was NaN or infinite in the latest such update, counted from 1; 0: none.
     """
 
     skipped: UInt32[Array, ""]
-    in_a_row: UInt32[Array, ""]
-    first_bad: UInt32[Array, ""]
+    consecutive_skipped_updates: UInt32[Array, ""]
+    nonfinite_source: UInt32[Array, ""]
 
     @classmethod
     def init(cls) -> "Guard":
@@ -83,19 +83,23 @@ class Guard:
     def after_update(
         self, skipped: UInt32[Array, "*networks"], applied: UInt32[Array, "*networks"], bad: Bool[Array, " quantities"]
     ) -> "Guard":
-        """The counts after an update that skipped and applied so many gradient steps; `bad` as by `flag_quantities`."""
+        """The counts after an update, from its numbers of skipped and applied gradient steps; `bad` as by `flag_quantities`."""
         any_bad, first = jnp.any(bad), jnp.argmax(bad).astype(jnp.uint32) + jnp.uint32(1)
         has_failed = any_bad & jnp.any((skipped > 0) & (applied == 0))
-        in_a_row = jnp.where(jnp.all(applied > 0), jnp.uint32(0), self.in_a_row)
+        consecutive = jnp.where(jnp.all(applied > 0), jnp.uint32(0), self.consecutive_skipped_updates)
         return Guard(
             skipped=self.skipped + skipped.sum(dtype=jnp.uint32),
-            in_a_row=jnp.where(has_failed, self.in_a_row + jnp.uint32(1), in_a_row),
-            first_bad=jnp.where(any_bad, first, self.first_bad),
+            consecutive_skipped_updates=jnp.where(has_failed, self.consecutive_skipped_updates + jnp.uint32(1), consecutive),
+            nonfinite_source=jnp.where(any_bad, first, self.nonfinite_source),
         )
 
     def metrics(self) -> Metrics:
         """The counts by tag, as `diagnose_skips` reads them."""
-        return {"train/skipped_steps": self.skipped, "train/skipped_in_a_row": self.in_a_row, "train/first_bad": self.first_bad}
+        return {
+            "train/skipped_steps": self.skipped,
+            "train/consecutive_skipped_updates": self.consecutive_skipped_updates,
+            "train/nonfinite_source": self.nonfinite_source,
+        }
 
 
 def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quantities"]:
@@ -486,32 +490,31 @@ def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     return optax.GradientTransformation(lambda params: optimizer.init(ravel(params)[0]), update)
 
 
-def diagnose_skips(settings: Any, metrics: Mapping[str, Any], whose: str = "") -> str | None:
+def diagnose_skips(settings: Any, metrics: Mapping[str, Any], by: str = "") -> str | None:
     """The first non-finite quantity, once `max_skipped_updates` consecutive updates had no finite gradient step; else None.
 
     Args:
         settings: an agent with `max_skipped_updates`.
-        metrics: with those of the `Guard`.
-        whose: as for `describe_skips`.
+        metrics: an update's metrics, with the metrics of the `Guard`.
+        by: see `describe_skips`.
     """
-    counts = metrics["train/skipped_in_a_row"], metrics["train/first_bad"]
-    skips = describe_skips(*counts, settings.max_skipped_updates, "updates", whose)
+    counts = metrics["train/consecutive_skipped_updates"], metrics["train/nonfinite_source"]
+    skips = describe_skips(*counts, settings.max_skipped_updates, "updates", by)
     return None if skips is None else f"{type(settings).__name__}: {skips}"
 
 
-def describe_skips(in_a_row: Any, first_bad: Any, most: int, what: str, whose: str = "") -> str | None:
-    """The first non-finite quantity, once `most` consecutive updates or gradient steps were skipped; else None.
+def describe_skips(count: Any, nonfinite_source: Any, limit: int, unit: str, by: str = "") -> str | None:
+    """The first non-finite quantity, once `limit` consecutive updates or gradient steps were skipped; else None.
 
     Args:
-        in_a_row: as in `Guard`.
-        first_bad: as in `Guard`.
-        what: `"updates"` or `"gradient steps"`.
-        whose: `" by a network"`, where each of several networks takes steps of its own.
+        count: `Guard.consecutive_skipped_updates`.
+        nonfinite_source: `Guard.nonfinite_source`.
+        unit: `"updates"` or `"gradient steps"`.
+        by: `" by a network"` for agents with several networks, each with its own gradient steps.
     """
-    if int(in_a_row) < most:
+    if int(count) < limit:
         return None
-    setting = f"max_skipped_{what.split()[-1]}={most}"
     return (
-        f"{int(in_a_row)} {what} in a row were skipped{whose} ({setting}); the first quantity that is NaN or infinite is "
-        f"{QUANTITIES[int(first_bad) - 1]!r}. All parameters are finite."
+        f"{int(count)} consecutive {unit} were skipped{by} (max_skipped_{unit.split()[-1]}={limit}); the first quantity that "
+        f"is NaN or infinite is {QUANTITIES[int(nonfinite_source) - 1]!r}. All parameters are finite."
     )

@@ -20,7 +20,7 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
     if _has_taken_step(agent, updates, metrics):
         return None
     if skipped:
-        quantity = QUANTITIES[int(metrics.get("train/first_bad", 1)) - 1]
+        quantity = QUANTITIES[int(metrics.get("train/nonfinite_source", 1)) - 1]
         return f"all {skipped:,.0f} gradient steps were skipped, as {quantity} was NaN or infinite; nothing was learned"
     learning_starts = getattr(agent, "learning_starts", None)
     if learning_starts is not None and learning_starts >= progress.env_steps:
@@ -37,4 +37,4 @@ def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) 
     if (applied := metrics.get("pushes/applied")) is not None:
         return applied > 0
     # Other agents count updates, not gradient steps.
-    return updates > metrics.get("train/skipped_in_a_row", 0)
+    return updates > metrics.get("train/consecutive_skipped_updates", 0)

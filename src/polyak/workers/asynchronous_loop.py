@@ -230,10 +230,10 @@ class _Pushes:
 
     def record_outcome(self, worker: int, senders: Any) -> Any:
         """Record whether a worker's push was accepted; replace a worker after `max_bad` rejected pushes in a row."""
-        rejected_in_a_row, max_bad = int(senders.rejected_in_a_row[worker]), self._group.options.max_bad
-        if not rejected_in_a_row:
+        consecutive_rejected, max_bad = int(senders.consecutive_rejected[worker]), self._group.options.max_bad
+        if not consecutive_rejected:
             self._group.supervisor.accept(worker)
-        if rejected_in_a_row < max_bad:
+        if consecutive_rejected < max_bad:
             return senders
         self.replace(worker, f"sent NaN or infinity in {max_bad} pushes in a row")
         return senders.readmit(worker)
