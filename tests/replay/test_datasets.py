@@ -151,7 +151,7 @@ def test_box_actions_outside_of_the_bounds_are_rejected_but_not_for_rounding_or_
 def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
     agent = polyak.DQN(SPEC, **SMALL, num_steps=1, updates_per_step=1.0)
     state = agent.add(agent.init(KEY), from_minari(data_set([5, 5]), SPEC, num_envs=2))
-    with pytest.raises(ValueError, match=r"must have the B=2 environments that the replay's 14 time steps have, .* got 1"):
+    with pytest.raises(ValueError, match=r"must have B=2 environments, as the 14 time steps in the replay, .* got 1"):
         agent.add(state, from_minari(data_set([5]), SPEC))
     other = dataclasses.replace(agent, num_steps=2)
     with pytest.raises(ValueError, match=r"DQN.add: state must have a replay of num_steps=2, got num_steps=1"):

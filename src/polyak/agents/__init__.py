@@ -27,9 +27,9 @@ your own algorithm with `polyak.cli.main`."""
 
 
 def action_scaling_of(agent: Any) -> Literal["clip", "rescale"]:
-    """How environments scale Box actions for an agent, or for an algorithm by name: `"rescale"` or `"clip"`.
+    """Return `"rescale"` or `"clip"`: how environments scale Box actions for an agent, or for an algorithm by its name.
 
-    An agent has it from its spec. Of an algorithm it is `"rescale"` where its actions lie in [-1, 1].
+    An agent's spec records the scaling. Algorithms whose actions lie in [-1, 1] use `"rescale"`.
     """
     is_name = isinstance(agent, str)
     owner = agent_class(agent) if is_name and agent in AGENTS else getattr(agent, "spec", None)

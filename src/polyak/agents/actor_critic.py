@@ -103,7 +103,7 @@ class ActorCriticAgent(OffPolicyAgent):
     def q_values_in_training(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, "B N *M"], PyTree]:
-        """As `q_values`, in training mode with the statistics of this batch, for the critics' loss; and the new statistics."""
+        """Return `q_values` in training mode, with the batch's statistics, and the new statistics; for the critics' loss."""
         (q, _), _, stats = self._critics.apply(variables, (obs, action), train=True, key=key)
         return q, stats
 
@@ -115,7 +115,7 @@ class ActorCriticAgent(OffPolicyAgent):
     def deterministic_action_in_training(
         self, actor: Variables, obs: PyTree, key: PRNGKeyArray | None
     ) -> tuple[PyTree, PyTree]:
-        """As `deterministic_action`, in training mode, for the actor's loss; and the new statistics."""
+        """Return `deterministic_action` in training mode, and the new statistics; for the actor's loss."""
         (params, _), _, stats = self._actor.apply(actor, obs, train=True, key=key)
         return for_space(self.spec.action, params, squash=True).mode(), stats
 
@@ -148,7 +148,7 @@ class ActorCriticAgent(OffPolicyAgent):
         return actor if actor.target is None else actor.update_target(), critics, average
 
     def _update_average(self, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
-        """The average after a gradient step, average + τ (actor - average) where the critics' was applied."""
+        """The average after a gradient step: average + τ (actor - average) if the critics' step was applied."""
         if average is None:
             return None
         tau = jnp.asarray(self.ema_tau, jnp.float32)
@@ -169,10 +169,10 @@ class ActorCriticAgent(OffPolicyAgent):
             object.__setattr__(self, name, network)
 
     def _check_together(self) -> None:
-        """Check what several settings say together.
+        """Check settings that depend on each other.
 
         Raises:
-            ValueError: they do not go together; the message names them.
+            ValueError: settings contradict each other; the message names them.
         """
         super()._check_together()
         owner, obs = type(self).__name__, self.spec.obs

@@ -20,8 +20,8 @@ class BaseAgent(abc.ABC):
     Attributes:
         spec: the environment's spaces.
         num_steps: rollout length of one update, in steps of each environment.
-        action_scaling: how environments scale Box actions, where their maker does not say: to their bounds from [-1, 1]
-            (`"rescale"`), or not at all (`"clip"`).
+        action_scaling: default scaling of Box actions by environments: from [-1, 1] to their bounds (`"rescale"`), or only
+            clipped to them (`"clip"`).
     """
 
     spec: EnvSpec
@@ -30,7 +30,7 @@ class BaseAgent(abc.ABC):
 
     @property
     def max_lag(self) -> int | None:
-        """Updates that may lie between the policy that collected a rollout and the one that learns from it; None for any."""
+        """Largest number of updates between collecting a rollout and learning from it; None for any number."""
         return 0
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""C51: deep Q-learning of distributions (Bellemare et al. 2017, arXiv:1707.06887), with what Rainbow adds to it."""
+"""C51: deep Q-learning of distributions (Bellemare et al. 2017, arXiv:1707.06887), and its Rainbow settings."""
 
 import dataclasses
 

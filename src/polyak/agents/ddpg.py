@@ -48,9 +48,9 @@ class DDPG(TargetSettings, ActorCriticAgent):
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
-        max_dqda: clip each number of ∇_a Q to ± this; None disables clipping.
+        max_dqda: clip each number of ∇_a Q to ± this value; None disables clipping.
         exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
-        exploration_noise: its standard deviation in one step, a number or a schedule; 0 adds none.
+        exploration_noise: standard deviation of the noise in one step, a number or a schedule; 0 disables the noise.
         theta: how fast Ornstein-Uhlenbeck noise returns to 0.
 
     Raises:
@@ -108,7 +108,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
         env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[ActorCriticCopies, StepLog]:
-        """One gradient step of the critics, in its turn one of the actor against the new critics, and the targets' update."""
+        """One gradient step of the critics, then one of the actor against the new critics, and the targets' update."""
         critics_step = optimizer_of(self, env_steps)
         actor_step = optimizer_of(self, env_steps, self.actor_learning_rate)
         actor, critics = copies.actor, copies.critics

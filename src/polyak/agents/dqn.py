@@ -31,10 +31,10 @@ class DQN(QAgent):
 
     Attributes:
         network: a network that returns `(q, value)`, such as `polyak.MLP(head=polyak.QValues(dueling=True))`; None takes
-            `NatureCNN` for images, else `MLP`. In its loss it is in training mode (dropout, batch normalization), but for a
-            recurrent one.
-        replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; of a recurrent network a
-            `SequenceReplay`.
+            `NatureCNN` for images, else `MLP`. The loss applies the network in training mode (dropout, batch normalization),
+            except for recurrent networks.
+        replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; a `SequenceReplay` for
+            recurrent networks.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
 
     Raises:

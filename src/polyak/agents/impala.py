@@ -22,13 +22,13 @@ class IMPALA(PolicyGradientAgent):
 
         L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - v)² - c_e H ]
 
-    The value targets v and the advantages A are those of `polyak.ops.returns.vtrace`, with the ratio ρ = π(a|s) / μ(a|s) of the
-    newest policy to the one that collected the rollout. Rollouts may be of any age; where the policies are equal, it is A2C
-    with n-step returns (at `gae_lambda=1`). One gradient step is taken on each rollout.
+    `polyak.ops.returns.vtrace` computes the value targets v and the advantages A, with the ratio ρ = π(a|s) / μ(a|s) of the
+    newest policy to the policy that collected the rollout. Rollouts may be of any age; with equal policies IMPALA is A2C with
+    n-step returns (at `gae_lambda=1`). One gradient step is taken on each rollout.
 
     Attributes:
-        rho_clip: ρ̄, the most that a transition counts; it decides which policy's values are learned.
-        c_clip: c̄, the most that a trace counts; it decides how fast. At most `rho_clip`.
+        rho_clip: ρ̄, the upper bound of ρ in the value targets; it decides which policy's values are learned.
+        c_clip: c̄, the upper bound of the ratio in the traces; it decides how fast values are learned. At most `rho_clip`.
 
     Raises:
         TypeError, ValueError: a setting is out of range, or needs another one; the message names it.

@@ -33,7 +33,7 @@ class IQN(QAgent):
             the loss.
         num_tau: N, fractions at which the loss compares.
         num_target_tau: N', fractions of the target.
-        num_policy_tau: K, fractions by whose mean actions are chosen in the target; policies use the network's own number.
+        num_policy_tau: K, number of fractions averaged to choose actions in the target; policies use the network's own number.
         huber_delta: κ; 0 is the quantile loss without Huber's rounding.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The base of agents that learn from a replay: an update adds a rollout, then takes gradient steps on what is drawn."""
+"""The base of agents that learn from a replay: an update adds a rollout, then takes gradient steps on drawn batches."""
 
 import abc
 import dataclasses
@@ -155,10 +155,10 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return OffPolicyState(copies, self._create_replay(), normalizers, Guard.init(), env_steps, updates)
 
     def check(self, num_envs: int, devices: int = 1) -> None:
-        """Check that updates have whole gradient steps, and that devices can share the replay and the batches equally.
+        """Check that an update has an integer number of gradient steps, and that devices split replay and batches equally.
 
         Raises:
-            ValueError: they cannot, or the replay has no room for what is drawn.
+            ValueError: one of these is not so, or the replay is smaller than a batch needs.
         """
         self._count_gradient_steps(num_envs * devices)
         if self.batch_size % devices:
@@ -171,8 +171,9 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     def partition(self, axis_name: str) -> PyTree:
         """The rows of the replay are split by environment; all else is replicated."""
-        whole: Any = PartitionSpec()
-        return OffPolicyState(whole, self.replay.partition(axis_name, self.num_steps), whole, whole, whole, whole)
+        replicated: Any = PartitionSpec()
+        replay = self.replay.partition(axis_name, self.num_steps)
+        return OffPolicyState(replicated, replay, replicated, replicated, replicated, replicated)
 
     def add(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
         """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
@@ -317,7 +318,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def return_errors(self, replay: ReplayState, errors: Errors) -> ReplayState:
         """The replay with the priorities of the batches that were drawn from it, after the update that learned from them.
 
-        Those of one gradient step do not change what the others of the update draw, unlike with a replay in the agent's state.
+        All batches of the update were drawn before the first gradient step, so the new priorities do not affect them; with a
+        replay in the agent's state, each gradient step changes the priorities for the next.
 
         Args:
             replay: donate it.
@@ -335,10 +337,10 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Check that a value is a state of this agent.
 
         Args:
-            where: the method that it was given to.
+            where: the name of the method that received the value.
 
         Raises:
-            TypeError: it is not.
+            TypeError: the value is something else.
         """
         owner = f"{type(self).__name__}.{where}"
         check_state(owner, state, OffPolicyState)
@@ -353,7 +355,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return StepCount.of(env_steps) >= StepCount.of(self.learning_starts)
 
     def _check_together(self) -> None:
-        """Check what several settings say together; called by `__post_init__`.
+        """Check settings that depend on each other; called by `__post_init__`.
 
         Raises:
             TypeError, ValueError: the settings do not go together; the message names them.
@@ -403,7 +405,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Gradient steps of an update, with this number of environments on all devices.
 
         Raises:
-            ValueError: it is not whole.
+            ValueError: the number is not an integer of at least 1.
         """
         ratio, num_steps = self.updates_per_step, self.num_steps
         count = ratio * num_steps * num_envs
@@ -427,7 +429,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def _is_due(self, env_steps: StepCount, size: UInt32[Array, ""], num_envs: int) -> Array:
         """Return True if an update takes gradient steps: after `learning_starts`, and with enough transitions in the replay.
 
-        A resumed run may start with an empty one. Enough are `learning_starts` transitions, but no more than there can be.
+        A resumed run may start with an empty replay. `learning_starts` transitions are enough, or as many as the replay holds.
         """
         slots = self.replay.capacity // (num_envs * self.num_steps) * self.num_steps
         least = min(self.learning_starts, (slots - 1) * num_envs)
@@ -449,7 +451,7 @@ def _normalize(batch: Transition, normalizers: Normalizers) -> Transition:
 
 
 def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
-    """The batch with other rows in place of those without weight, where a network has batch normalization; see `fill_rows`."""
+    """The batch, with rows without weight replaced by other rows if a network has batch normalization; see `fill_rows`."""
     nodes = jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, Variables))
     is_normalized = any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes)
     if not is_normalized or isinstance(batch.obs, SequenceObs):  # a recurrent network stays in evaluation mode
@@ -460,10 +462,10 @@ def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
 
 
 def count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:
-    """The guard after an update that dropped this many of the valid transitions of its rollout.
+    """The guard after an update that dropped `dropped` of the `valid` transitions of its rollout.
 
-    A rollout of which nothing could be stored counts as a skipped step: its environment is broken. One that is stored before
-    any step is due ends a row of these.
+    A rollout with no transition that can be stored counts as a skipped step, because its environment is broken. A rollout that
+    is stored before `learning_starts` resets the count of consecutive skipped updates.
     """
     is_lost = (dropped == valid) & (valid > 0)
     is_waiting = (dropped < valid) & ~jnp.any(log.skipped | log.applied)

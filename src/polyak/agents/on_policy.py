@@ -134,7 +134,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return metrics
 
     def _check_together(self) -> None:
-        """Check what several settings say together; called by `__post_init__`.
+        """Check settings that depend on each other; called by `__post_init__`.
 
         Raises:
             TypeError, ValueError: the settings do not go together; the message names them.

@@ -84,8 +84,8 @@ class RolloutSummary:
 class PolicyGradientAgent(OnPolicyAgent):
     """An actor-critic that takes one gradient step on each rollout.
 
-    `update` is `apply(gradients(...))`. In the asynchronous loop these are two places: workers compute `gradients` with what
-    they pulled by `worker_state`, and one receiver applies them by `receive`, to a state made by `share`.
+    `update` is `apply(gradients(...))`. In the asynchronous loop, workers compute `gradients` with the weights that they pulled
+    by `worker_state`, and one receiver applies these gradients by `receive`, to a state made by `share`.
 
     Attributes:
         learning_rate: learning rate of RMSProp or Adam, a number or a schedule such as `Linear`.
@@ -114,7 +114,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         weights: Weights = None,
         axis_name: str | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
-        """Compute the gradients of the loss of a rollout, before clipping, and what `apply` needs besides.
+        """Compute the gradients of the loss of a rollout, before clipping, and the summary that `apply` needs too.
 
         Args:
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
@@ -136,7 +136,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         weights: Weights = None,
         axis_name: str | None = None,
     ) -> tuple[OnPolicyState, Metrics]:
-        """Take one gradient step on a whole rollout: `apply(state, *gradients(state, rollout, key))`.
+        """Take one gradient step on a rollout: `apply(state, *gradients(state, rollout, key))`.
 
         Args:
             state: donate it; nothing of it is needed afterwards.
@@ -267,7 +267,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         return EvaluatedRollout(rollout, weight, obs, carry, params, value, reward)
 
     def loss(self, params: PyTree, batch: Batch, state: OnPolicyState) -> tuple[Float[Array, ""], Aux]:
-        """Compute the loss of a batch whose weights sum to 1, and its terms; terms of parts add up to the terms of the whole.
+        """Compute the loss of a batch whose weights sum to 1, and its terms; terms of microbatches add up to the batch's.
 
             L(θ) = E[ -log π_θ(a|s) A + c_v (V_θ(s) - V̂)² - c_e H ]
 
@@ -294,7 +294,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         axis_name: str | None,
         extra: Terms | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
-        """The gradients of the loss of a whole batch, summed over devices, and the summary of its rollout.
+        """The gradients of the loss of a batch, summed over devices, and the summary of its rollout.
 
         Args:
             batch: with advantages and value targets.
@@ -302,8 +302,8 @@ class PolicyGradientAgent(OnPolicyAgent):
             extra: more terms for the summary.
         """
         rollout, weight = evaluated.rollout, evaluated.weight
-        whole, samples_each = jnp.arange(len(batch.weight))[None], weight.size // len(batch.weight)
-        batch, total = normalize_minibatches(batch, whole, "batch" if self.normalize_advantage else None, axis_name)
+        index, samples_each = jnp.arange(len(batch.weight))[None], weight.size // len(batch.weight)
+        batch, total = normalize_minibatches(batch, index, "batch" if self.normalize_advantage else None, axis_name)
         gradients, aux = compute_gradient(
             lambda params, part: self.loss(params, part, state),
             state.copies.online.params,

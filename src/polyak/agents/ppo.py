@@ -71,7 +71,7 @@ class PPO(OnPolicyAgent):
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`, with a recurrent network `num_envs`.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
-        value_targets: what the value learns: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
+        value_targets: targets of the value: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
         values_when: when old values and action distributions are computed: at `"update"` time, or during `"collect"`.
         recompute_values: recompute advantages and value targets before each epoch.
         clip_range: clips the probability ratio to 1 ± this, a number or a schedule; None disables clipping.
@@ -150,7 +150,7 @@ class PPO(OnPolicyAgent):
         self._check_divides(self.num_steps, num_envs)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Whether layers are at most 256 wide and, on one device, gradients are computed over at most 256 samples at a time."""
+        """Return True for layers of at most 256 units and, on one device, at most 256 samples per gradient computation."""
         samples = self.num_steps * num_envs // self.num_minibatches
         if self.microbatch_size is not None:
             samples = self.microbatch_size * (self.num_steps if self._model.is_recurrent else 1)
@@ -187,8 +187,8 @@ class PPO(OnPolicyAgent):
             state: donate it; nothing of it is needed afterwards.
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: decides the minibatches.
-            weights: how much transitions, or environments, count; those of 0 or less, or not finite, are left out of the loss
-                and the statistics. Their rewards and values still stand in the advantages of the steps before.
+            weights: weights of transitions, or of environments, in the loss and the statistics; a weight that is 0 or less, NaN
+                or infinite excludes its transitions. Their rewards and values still enter the advantages of earlier steps.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
@@ -251,7 +251,7 @@ class PPO(OnPolicyAgent):
     def loss(
         self, params: PyTree, batch: Batch, state: OnPolicyState, *, axis_name: str | None = None
     ) -> tuple[Float[Array, ""], Aux]:
-        """Compute the loss of a minibatch, and its terms; the terms of parts add up to the terms of the whole.
+        """Compute the loss of a minibatch, and its terms; the terms of microbatches add up to the terms of the minibatch.
 
         Args:
             params: θ.
@@ -369,7 +369,7 @@ class PPO(OnPolicyAgent):
     def _update_metrics(
         self, state: OnPolicyState, new_state: OnPolicyState, batch: Batch, log: StepLog, axis_name: str | None
     ) -> Metrics:
-        """Terms averaged over the applied gradient steps, of all epochs and of the last, and quantities of the whole update."""
+        """Terms averaged over the applied gradient steps, of all epochs and of the last, and quantities of the update."""
         norm = log.terms["grad_norm"]
         max_grad_norm = self.max_grad_norm if self.optimizer is None else None
         clipped = norm if max_grad_norm is None else jnp.minimum(norm, max_grad_norm)

@@ -81,7 +81,7 @@ class PPOKL(PPO):
 
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> Self:
-        """With the defaults of TF-Agents' `PPOKLPenaltyAgent`; where it has none, with what its documentation recommends."""
+        """Create an agent with the defaults of TF-Agents' `PPOKLPenaltyAgent`, or the recommendations of its documentation."""
         return super().tf_agents(spec, **{**TF_AGENTS_KL, **changes})
 
     def init(self, key: PRNGKeyArray) -> PPOKLState:

@@ -136,7 +136,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         check_divides("PQN", self.num_steps, num_envs, self.num_minibatches)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Whether layers are at most 256 wide and, on one device, minibatches have at most 256 samples."""
+        """Return True for layers of at most 256 units and, on one device, minibatches of at most 256 samples."""
         samples = self.num_steps * num_envs // self.num_minibatches
         return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
 
@@ -233,7 +233,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         return advantage + value[:-1]
 
     def _combine(self, rollout: Rollout) -> Rollout:
-        """The rollout with actions and masks of whole combinations, where actions are MultiDiscrete."""
+        """The rollout, with MultiDiscrete actions and their masks replaced by combinations."""
         if not isinstance(self.spec.action, MultiDiscrete):
             return rollout
         nvec, steps = self.spec.action.nvec, rollout.time_steps
@@ -244,7 +244,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     def _make_batch(self, state: PQNState, rollout: Rollout, axis_name: str | None) -> tuple[Batch, Bool[Array, " quantities"]]:
         """The rollout's samples with their λ-returns, and which quantities are not finite in rows that count.
 
-        Observations are normalized with the statistics from before the rollout, those of acting.
+        Observations are normalized with the statistics from before the rollout, which acting used too.
         """
         # Of the observations as they came: clipping makes infinity finite.
         is_finite, valid = finite_rows(rollout.obs, 2), rollout.valid

@@ -64,7 +64,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     @abc.abstractmethod
     def check_network(self, variables: Variables) -> None:
-        """Check that the network returns what the loss needs.
+        """Check the network's outputs.
 
         Raises:
             TypeError, ValueError: it does not.
@@ -80,7 +80,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
             params: θ.
             online: the online network's variables; of their parameters nothing is used.
             target: the target network's variables.
-            key: for noise, dropout, and what else is random.
+            key: for noise, dropout and other random numbers.
         """
 
     def values_network(self) -> Any:

@@ -17,7 +17,7 @@ from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import choice, integer, number, setting, struct
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_in_turn
+from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Categorical, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
@@ -89,7 +89,7 @@ def check_target_entropy(owner: str, name: str, value: Any) -> None:
     """Check that a target entropy is a number, `"auto"` or None.
 
     Raises:
-        TypeError, ValueError: it is not.
+        TypeError, ValueError: the value is something else.
     """
     if not (isinstance(value, str) and value == "auto"):
         check_number(owner, name, value, optional=True, or_else="'auto'")
@@ -111,12 +111,12 @@ class SoftActorAgent(ActorCriticAgent):
         alpha_learning_rate: learning rate of α.
         alpha: the weight of the entropy; None learns it.
         initial_alpha: where learning α begins.
-        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, or
-            log n of n Discrete actions, the entropy of random ones. `"auto"`, or None, takes -dim A, or 0.98 log n of n
+        target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]. At most the entropy of
+            random actions: dim A log 2, or log n of n Discrete actions. `"auto"`, or None, takes -dim A, or 0.98 log n of n
             Discrete actions that are allowed.
-        alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's, with α in place of log α.
+        alpha_loss: `"log_alpha"`: J(α) as above; `"alpha"`: the paper's loss, with α in place of log α.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
-            number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. None draws actions
+            number of steps; needs `Actor(std="sde")`, the default actor then, with log_std -3. None draws actions
             independently.
         policy_delay: gradient steps of the critics for one of the actor and of α.
     """
@@ -133,10 +133,10 @@ class SoftActorAgent(ActorCriticAgent):
 
     @abc.abstractmethod
     def check_critics(self, variables: Variables) -> None:
-        """Check that the critics return what the losses need.
+        """Check the critics' outputs.
 
         Raises:
-            TypeError, ValueError: they do not.
+            TypeError, ValueError: the losses cannot use the outputs.
         """
 
     @abc.abstractmethod
@@ -208,9 +208,9 @@ class SoftActorAgent(ActorCriticAgent):
         env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[SoftActorCopies, StepLog]:
-        """One gradient step of the critics, whose target follows; in its turn one of the actor against the new critics, then α.
+        """One gradient step of the critics, whose target follows; every `policy_delay`-th step also one of the actor and α.
 
-        The α in both losses is the one before; its own loss has the new actor.
+        The actor's loss uses the new critics. Both losses use the α from before the step; the loss of α uses the new actor.
         """
         actor, critics, temperature = copies.actor, copies.critics, copies.temperature
         rates = self.learning_rate, self.actor_learning_rate, self.alpha_learning_rate
@@ -245,7 +245,7 @@ class SoftActorAgent(ActorCriticAgent):
             return (actor, Temperature(after.params, state)), {"actor": actor_log, "alpha": alpha_log}
 
         trained = actor, temperature
-        (actor, temperature), logs = train_in_turn(self.policy_delay, critics, critic_log, train_actor, trained)
+        (actor, temperature), logs = train_every(self.policy_delay, critics, critic_log, train_actor, trained)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
         return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
@@ -267,7 +267,7 @@ class SoftActorAgent(ActorCriticAgent):
     def draw_actions(
         self, actor: Variables, obs: PyTree, mask: Bool[Array, "B n"] | None, key: PRNGKeyArray, *, train: bool = False
     ) -> tuple[ActionDraw, PyTree]:
-        """A sample of Box actions between -1 and 1; of Discrete ones all, with their probabilities; and the actor's statistics.
+        """A sample of Box actions in [-1, 1], or all Discrete actions with probabilities; and the actor's statistics.
 
         Args:
             train: apply the actor in training mode, for its loss.
@@ -290,7 +290,7 @@ class SoftActorAgent(ActorCriticAgent):
         return jnp.exp(log_alpha) if self.alpha is None else jnp.asarray(self.alpha, jnp.float32)
 
     def default_target_entropy(self, mask: Bool[Array, "B n"] | None) -> Float[Array, "#B"]:
-        """-dim A of Boxes; 0.98 log n of n Discrete actions, where n counts those that the state allows."""
+        """-dim A of Boxes; 0.98 log n of Discrete actions, where n is the number of actions that the state allows."""
         space = self.spec.action
         if not isinstance(space, Discrete):
             return jnp.full(1, -action_dimensions(self.spec), jnp.float32)
@@ -301,10 +301,10 @@ class SoftActorAgent(ActorCriticAgent):
         return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
 
     def _check_together(self) -> None:
-        """Check what several settings say together; with a fixed α, settings of a learned one must be left out.
+        """Check settings that depend on each other; with a fixed α, the settings of a learned α must be left out.
 
         Raises:
-            ValueError: they do not go together, or α would grow without bound; the message names them.
+            ValueError: settings contradict each other, or α would grow without bound; the message names them.
         """
         super()._check_together()
         check_sde(self, self._actor)

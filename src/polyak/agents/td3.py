@@ -22,7 +22,7 @@ from polyak.learning.actor_critic_updates import (
     critic_terms,
     join_logs,
     min_of_critics,
-    train_in_turn,
+    train_every,
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
@@ -59,15 +59,15 @@ class TD3(TargetSettings, ActorCriticAgent):
             of whose values the minimum is taken; the actor then maximizes the mean over all. None takes the minimum over
             all critics in the target, and the first critic for the actor.
         policy_delay: gradient steps of the critics for one of the actor.
-        target_noise: σ, of the target actor's actions.
-        target_noise_clip: c, which that noise is clipped to.
-        exploration_noise: the standard deviation of the noise on actions that are collected, a number or a schedule; 0 is none.
-        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) in place of it, drawn anew
-            every this number of steps; needs `Actor(std="sde")`, which the default actor then is, with log_std -3. No loss of
-            TD3 has a density, so σ stays e^log_std. None draws noise independently.
-        ema_tau: keep an average of the actor that moves by this fraction towards the online one after every gradient step, and
-            evaluate and export that average; None evaluates the online actor. The target actor is no such average: its pace,
-            `tau` and `target_period`, is what the critics need.
+        target_noise: σ, the standard deviation of the noise on the target actor's actions.
+        target_noise_clip: c, the largest magnitude of the noise on the target actor's actions.
+        exploration_noise: standard deviation of the noise on collected actions, a number or a schedule; 0 disables the noise.
+        sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) in place of Gaussian noise,
+            drawn anew every this number of steps; needs `Actor(std="sde")`, the default actor then, with log_std -3. No loss
+            of TD3 has a density, so σ stays e^log_std. None draws noise independently.
+        ema_tau: keep an average of the actor that moves by this fraction towards the online actor after every gradient step,
+            and evaluate and export that average; None evaluates the online actor. The target actor is another average, as
+            fast as the critics need: `tau` and `target_period`.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -125,7 +125,7 @@ class TD3(TargetSettings, ActorCriticAgent):
         env_steps: StepCount,
         axis_name: str | None,
     ) -> tuple[ActorCriticCopies, StepLog]:
-        """One gradient step of the critics, in its turn one of the actor against the new critics, and the targets' update."""
+        """One gradient step of the critics; every `policy_delay`-th step also one of the actor; and the targets' update."""
         critics_step = optimizer_of(self, env_steps)
         actor_step = optimizer_of(self, env_steps, self.actor_learning_rate)
         actor, critics = copies.actor, copies.critics
@@ -144,7 +144,7 @@ class TD3(TargetSettings, ActorCriticAgent):
         def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
             return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
 
-        actor, actor_log = train_in_turn(self.policy_delay, critics, critic_log, train_actor, actor)
+        actor, actor_log = train_every(self.policy_delay, critics, critic_log, train_actor, actor)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
         copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)

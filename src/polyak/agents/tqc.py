@@ -35,8 +35,8 @@ class TQC(TargetSettings, SoftActorAgent):
     There are no `num_target_critics` as in SAC: dropping quantiles of the whole pool takes the place of a minimum over critics.
 
     Attributes:
-        target_entropy: H̄, which the policy's entropy is held at by a learned α, of actions in [-1, 1]; at most dim A log 2, the
-            entropy of random ones. `"auto"`, or None, takes -dim A.
+        target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]; at most dim A log 2, the
+            entropy of random actions. `"auto"`, or None, takes -dim A.
         critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
             `Critics(num_critics=5)`. A built-in one gets M = `num_quantiles`. Dropout is on in all losses and the target.
             Batch normalization uses the statistics of the batch in the critics' loss, and running ones elsewhere; critics with

@@ -1,1 +1,1 @@
-"""What on-policy agents share: batches of a rollout, minibatches, epochs."""
+"""Functions shared by agents: batches of a rollout, minibatches, epochs, normalization, checks."""

@@ -1,4 +1,4 @@
-"""What off-policy actor-critics share: an actor and critics of unit actions, and the log of their gradient steps together."""
+"""Functions shared by off-policy actor-critics: checks of networks and actions; terms and logs of their gradient steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,11 +25,11 @@ def check_unit_actions(
     """Check that an agent's actions are Boxes in [-1, 1].
 
     Args:
-        instead: the way out for actions that are no Boxes, for the error.
-        also: what else the agent takes, for the error.
+        instead: advice for actions that are no Boxes, for the error.
+        also: other actions that the agent takes, for the error.
 
     Raises:
-        ValueError: they are not; the message names the part.
+        ValueError: a part of the actions is something else; the message names the part.
     """
     for path, leaf in leaf_spaces(spec.action):
         where = in_action(path)
@@ -46,17 +46,17 @@ def check_unit_actions(
 
 
 def action_dimensions(spec: EnvSpec) -> int:
-    """The number of an action's numbers, dim A."""
+    """Number of dimensions of an action, dim A."""
     return sum(int(np.prod(leaf.shape)) for _, leaf in leaf_spaces(spec.action))
 
 
 def feedforward_or_default(owner: str, name: str, network: Any, default: Network) -> Network:
-    """This network of the setting `name`, or the default one for None.
+    """Return the network of the setting `name`, or the default network for None.
 
     Raises:
-        TypeError: it is no network.
-        ValueError: it is recurrent; an actor of action values, critics that are an actor, or an actor that squashes its mean,
-            as its actions pass through tanh already.
+        TypeError: the value is no network.
+        ValueError: the network is recurrent; the actor returns action values; the critics are an actor; or the actor squashes
+            its mean, although its actions pass through tanh already.
     """
     network = default if network is None else check_network(owner, network, name)
     settings = policy_settings(network)
@@ -75,8 +75,8 @@ def check_actor(network: Network, variables: Variables, spec: EnvSpec) -> None:
     """Check that an actor returns `(action_params, value)` for the actions of the spec; nothing is computed.
 
     Raises:
-        TypeError: it returns something else.
-        ValueError: the parameters are not those of the action's distribution; the message names the part.
+        TypeError: the actor returns something else.
+        ValueError: the parameters do not fit the action's distribution; the message names the part.
     """
     obs = _example(spec.obs)
     out = jax.eval_shape(lambda v, x: network.apply(v, x)[0], variables, obs)
@@ -95,7 +95,7 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outp
         outputs: numbers of each critic, M quantiles or the values of M Discrete actions, where q is `[B, N, M]`.
 
     Raises:
-        TypeError: it returns something else, or another precision.
+        TypeError: the critics return something else, or q of another precision.
         ValueError: q has another shape.
     """
     inputs = _example(spec.obs), in_float32(_example(spec.action))
@@ -112,10 +112,10 @@ def check_critics(network: Network, variables: Variables, spec: EnvSpec, *, outp
 
 
 def check_num_target_critics(owner: str, num_target_critics: int | None, num_critics: int) -> None:
-    """Check that no more critics are sampled for a target than there are.
+    """Check that at most `num_critics` critics are sampled for a target.
 
     Raises:
-        ValueError: more are sampled.
+        ValueError: `num_target_critics` is larger.
     """
     if num_target_critics is not None and num_target_critics > num_critics:
         raise ValueError(
@@ -124,7 +124,7 @@ def check_num_target_critics(owner: str, num_target_critics: int | None, num_cri
 
 
 def min_of_critics(q: Float[Array, "B N *M"], num_sampled: int | None, key: PRNGKeyArray) -> Float[Array, "..."]:
-    """min_i over all critics, or over `num_sampled` of them, drawn at random for the whole batch of a device (REDQ)."""
+    """min_i over all critics, or over `num_sampled` random critics, the same for all samples of a device's batch (REDQ)."""
     if num_sampled is not None:
         q = jax.random.choice(key, q, (num_sampled,), replace=False, axis=1)
     return jnp.min(q, axis=1)
@@ -137,28 +137,28 @@ def critic_terms(q: Float[Array, "B N"], td_error: Float[Array, "B N"], weight: 
     return {"td_error": weighted_sum(size, weight), "q": weighted_sum(jnp.mean(q, axis=1), weight), "priority": size}
 
 
-def train_in_turn(
+def train_every(
     delay: int, critics: NetworkCopies, critic_log: StepLog, train: Callable[[PyTree, Bool[Array, ""]], Any], copies: PyTree
 ) -> Any:
-    """`train(copies, enabled)`, copies and a log, after every `delay`-th gradient step of the critics.
+    """Call `train(copies, enabled)`, which returns copies and a log, after every `delay`-th gradient step of the critics.
 
-    In between nothing is computed: the copies stay, and the log has steps that were not applied.
+    After the other steps nothing is computed: the copies are unchanged, and the log has a step that was not applied.
     """
-    is_turn = critic_log.applied & (critics.steps % jnp.uint32(delay) == 0)
+    enabled = critic_log.applied & (critics.steps % jnp.uint32(delay) == 0)
     if delay == 1:
-        return train(copies, is_turn)  # No branch: a GPU waits for its condition.
+        return train(copies, enabled)  # No branch: a GPU waits for its condition.
 
     def skip(copies: PyTree) -> Any:
-        _, log = jax.eval_shape(train, copies, is_turn)
+        _, log = jax.eval_shape(train, copies, enabled)
         return copies, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), log)
 
-    return jax.lax.cond(is_turn, lambda copies: train(copies, jnp.array(True)), skip, copies)
+    return jax.lax.cond(enabled, lambda copies: train(copies, jnp.array(True)), skip, copies)
 
 
 def join_logs(**logs: StepLog) -> StepLog:
-    """One log of the gradient steps of several networks; terms get the network's name, `actor_loss`.
+    """Join the logs of the gradient steps of several networks; terms get the network's name, `actor_loss`.
 
-    A network that was not trained, because its step was not due or skipped, has NaN in its terms, which means leave out.
+    A network whose step was skipped or disabled has NaN in its terms; means over the steps leave NaN out.
     """
     terms: Terms = {}
     for name, log in logs.items():

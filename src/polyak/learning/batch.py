@@ -1,4 +1,4 @@
-"""A rollout as a policy-gradient loss sees it: samples or sequences, with what stays fixed while the epochs run."""
+"""Batches of policy-gradient losses: the samples or sequences of a rollout, with quantities that are fixed over the epochs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -36,11 +36,11 @@ class Batch:
 
     Attributes:
         old_params: the parameters of the action distribution when the rollout was collected.
-        log_prob: of the action, likewise.
-        value: likewise.
-        weight: how much a transition counts; 0 for a row that only reset the environment.
-        first: the row begins an episode; None unless sequences.
-        carry: the network's carry at the first row of each sequence, `[N, ...]`; `()` unless sequences.
+        log_prob: log-probability of the action when the rollout was collected.
+        value: value of the observation when the rollout was collected.
+        weight: weight of a transition in the loss; 0 for a row that only reset the environment.
+        first: the row begins an episode; None for samples.
+        carry: the network's carry at the first row of each sequence, `[N, ...]`; `()` for samples.
     """
 
     obs: PyTree
@@ -141,8 +141,8 @@ def make_batch(
 ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
     """The rollout's samples or sequences, still without advantages, and which of obs, reward, value, log_prob are not finite.
 
-    What cannot reach the loss is zeroed, so that NaN there changes no bit. A weight of 0 alone would not do: the gradient of a
-    masked sample's loss is 0 times what the network made of it, and 0 times NaN is NaN.
+    Rows that cannot reach the loss are zeroed, so that NaN there changes no bit. A weight of 0 is not enough: the gradient of a
+    masked sample's loss is 0 times the network's gradient, and 0 times NaN is NaN.
 
     Args:
         obs: all observations `[T+1, B]` as the network sees them.
@@ -191,10 +191,10 @@ def network_inputs(
     """All observations as the network sees them, and its carry at the first of them.
 
     Args:
-        normalize_reward: with `"return"`, the rollout's carry is that of `DiscountedReturn`.
+        normalize_reward: with `"return"`, the rollout's carry must be a carry of `DiscountedReturn`.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the carry is another one.
     """
     obs, carry = rollout.time_steps.obs, rollout.carry
     if normalize_reward == "return":
@@ -203,23 +203,23 @@ def network_inputs(
     return obs if normalizer is None else normalizer.normalize(obs), carry
 
 
-def outputs_in_info(rollout: Rollout, value: Float[Array, "any B"], what: str) -> tuple[PyTree, Float[Array, "times B"]]:
-    """`(action_params, value)` that `collect_policy` stored in `rollout.info`, with the last of `value`.
+def outputs_in_info(rollout: Rollout, value: Float[Array, "any B"], setting: str) -> tuple[PyTree, Float[Array, "times B"]]:
+    """`(action_params, value)` that `collect_policy` stored in `rollout.info`, with the last row of `value` appended.
 
     Args:
-        what: needs them, for the error.
+        setting: the setting, or the agent, that needs `rollout.info`, for the error.
 
     Raises:
-        ValueError: the rollout holds none.
+        ValueError: `rollout.info` has none.
     """
     info = rollout.info
     if not (isinstance(info, Mapping) and {"params", "value"} <= set(info)):
-        raise ValueError(f"update: {what} needs rollouts of collect_policy(state), got info {info!r}")
+        raise ValueError(f"update: {setting} needs rollouts of collect_policy(state), got info {info!r}")
     return jax.tree.map(jnp.asarray, info["params"]), jnp.concatenate([info["value"], value[-1:]])
 
 
 def sample_weights(valid: Bool[Array, "T B"], weights: Weights) -> Float[Array, "T B"]:
-    """How much each transition counts: 0 where there is none, or where its weight is not a finite number above 0.
+    """Weights of the transitions; 0 for rows without a transition, and for weights that are not finite numbers above 0.
 
     Raises:
         TypeError: the weights are not real numbers.
@@ -249,8 +249,8 @@ def normalize_minibatches(
 
     Args:
         index: the minibatches; every sample is in one of them.
-        over: which entries mean and standard deviation are taken over, always weighted: those of the sample's minibatch, of
-            the batch, or none: advantages stay as they are.
+        over: entries of the weighted mean and standard deviation: the sample's `"minibatch"` or the `"batch"`; None leaves
+            advantages unchanged.
         axis_name: the mesh axis that the batch is split over.
     """
     advantage, weight = (x[index] for x in (batch.advantage, batch.weight))
@@ -275,7 +275,7 @@ def normalize_minibatches(
 def map_steps(
     function: Callable[[PyTree], PyTree], tree: PyTree, microbatch_size: int | None = None, *, has_images: bool = False
 ) -> PyTree:
-    """Apply `function`, which maps leaves `[N, ...]` per sample, to leaves `[T, B, ...]` in chunks of whole time steps.
+    """Apply `function`, which maps leaves `[N, ...]` per sample, to leaves `[T, B, ...]` in chunks of time steps.
 
     Args:
         microbatch_size: maximum samples per chunk, but at least one time step; None: as many as fit the cache.
@@ -312,7 +312,7 @@ def _mask_of_valid(rollout: Rollout) -> PyTree:
 
 
 def _reaches_weight(has_weight: Bool[Array, "T B"], first: Bool[Array, "T B"]) -> Bool[Array, "T B"]:
-    """Rows on which a row with weight, the same one or a later one of its episode, depends through the carry."""
+    """True for rows that have a weight, or come before a row with weight in the same episode, which depends on their carry."""
 
     def back(later: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         has_weight, first = row

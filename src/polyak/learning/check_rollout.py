@@ -52,7 +52,7 @@ def check_rollout(rollout: Rollout, spec: EnvSpec) -> tuple[int, int]:
 
 
 def check_actions(owner: str, rollout: Rollout, spec: EnvSpec) -> None:
-    """Check that the actions of a rollout's transitions lie in the agent's space; those of traced arrays are not known.
+    """Check that the actions of a rollout's transitions lie in the agent's space; traced actions are not checked.
 
     NaN and infinity pass: the replay leaves such transitions out, and counts them.
 
@@ -110,10 +110,10 @@ def check_carry(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None
 
 
 def check_returns(rollout: Rollout) -> None:
-    """Check that a rollout's carry has the returns of `DiscountedReturn` beside the recurrent state.
+    """Check that a rollout's carry has the returns of `DiscountedReturn` next to the recurrent state.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the carry has no returns.
     """
     carry = rollout.carry
     if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):

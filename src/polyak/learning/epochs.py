@@ -43,7 +43,7 @@ def train_epochs(
     Args:
         loss_fn: of `(params, minibatch, variables=, key=)`: the online copy's variables, for their statistics, and a key for
             dropout; weights of a minibatch sum to 1, over all devices, so means are weighted sums.
-        make_batch: what an epoch that begins with these parameters learns from.
+        make_batch: the batch of an epoch, as a function of the parameters at its beginning.
         key: decides the minibatches, and the keys of the loss.
         num_microbatches: parts of a minibatch whose gradients are computed one after the other.
         rollout_shape: `(T, B)` on this device; sequences are shuffled as `(1, B)`.
@@ -130,7 +130,7 @@ def shuffled_minibatches(
     """Indices of one epoch's minibatches into the flattened `[T, B]` samples, each once; a single one is not shuffled.
 
     Args:
-        seeds: those of one epoch from `epoch_seeds`, with the same arguments.
+        seeds: the seeds of one epoch, from `epoch_seeds` with the same arguments.
     """
     if num_minibatches == 1:
         # The order does not matter for a sum, and shuffling takes a tenth of the time of a full-batch update.
@@ -157,7 +157,7 @@ def check_divides(
 
     Args:
         owner: the agent, for the message.
-        sequences: minibatches consist of whole sequences, one per environment.
+        sequences: minibatches consist of sequences, one per environment.
 
     Raises:
         ValueError: a size does not divide; the message contains all sizes.

@@ -20,7 +20,7 @@ def update_histograms(
 ) -> dict[str, Histogram]:
     """Histograms of actions, advantages, values, value targets (valid samples only), parameters and gradient.
 
-    Actions have one histogram per leaf. The gradient is that of the loss of the whole batch before the first epoch.
+    Actions have one histogram per leaf. The gradient is the gradient of the batch's loss before the first epoch.
 
     Args:
         batch: with weights that sum to 1.

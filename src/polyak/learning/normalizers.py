@@ -1,6 +1,6 @@
 """Running statistics that agents normalize transitions with when they are drawn from a replay, and observations when acting.
 
-What is stored stays as it came: every batch is normalized by the statistics of now.
+The replay stores unnormalized transitions: each batch is normalized with the current statistics.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class NormalizedObsSettings(Protocol):
 
     @property
     def normalize_obs(self) -> bool:
-        """Whether observations are normalized by their running mean and standard deviation."""
+        """Normalize observations by their running mean and standard deviation."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class NormalizedSettings(NormalizedObsSettings, Protocol):
 
     @property
     def normalize_reward(self) -> Literal["return", "reward"] | None:
-        """What rewards are divided by the running standard deviation of."""
+        """Divide rewards by the running standard deviation of `"return"` or `"reward"`; None leaves rewards unchanged."""
         ...
 
 
@@ -56,14 +56,14 @@ class Normalizers:
 
     Attributes:
         obs: of observations, or None.
-        reward: what rewards are divided by, or None.
+        reward: statistics whose standard deviation divides rewards, or None.
     """
 
     obs: ObsNormalizer | None = None
     reward: RewardScaler | None = None
 
     def update(self, rollout: Rollout, gamma: Scalar, axis_name: str | None = None) -> "Normalizers":
-        """The statistics after a rollout; its rows that only reset, and those with NaN or infinity, are left out.
+        """The statistics after a rollout, without rows that only reset the environment and rows with NaN or infinity.
 
         Raises:
             ValueError: rewards are scaled by the standard deviation of returns, and the rollout is not from `collect_policy`.
@@ -86,15 +86,15 @@ def create_normalizers(settings: NormalizedSettings) -> Normalizers:
 
 
 def settings_of(settings: NormalizedObsSettings, obs: ObsNormalizer | None) -> dict[str, Any]:
-    """The settings of observations that a state with these statistics was created with; see `check_created_with`."""
+    """The settings of observation normalization of a state with these statistics; see `check_created_with`."""
     return {"normalize_obs": obs is not None, "clip_obs": settings.clip_obs if obs is None else obs.clip}
 
 
 def check_created_normalizers(settings: NormalizedSettings, normalizers: Normalizers) -> None:
-    """Check that a state was created with the settings of normalization: its own would silently be used instead.
+    """Check that a state was created with the agent's settings of normalization; the state's would silently replace them.
 
     Raises:
-        ValueError: it was created with others.
+        ValueError: the state was created with other settings.
     """
     scaler = normalizers.reward
     equal = settings_of(settings, normalizers.obs) | {"normalize_reward": None if scaler is None else scaler.of}
@@ -102,7 +102,7 @@ def check_created_normalizers(settings: NormalizedSettings, normalizers: Normali
 
 
 def without_returns(settings: NormalizedSettings, rollout: Rollout) -> Rollout:
-    """The rollout with the recurrent state alone as its carry, which `DiscountedReturn` has beside its returns.
+    """The rollout with only the recurrent state as its carry, without the returns that `DiscountedReturn` adds.
 
     Raises:
         ValueError: rewards are scaled by the standard deviation of returns, and the rollout is not from `collect_policy`.
@@ -117,7 +117,7 @@ def check_normalizers(settings: NormalizedObsSettings) -> None:
     """Check that there are observations to normalize.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the spec has no observations that can be normalized.
     """
     if settings.normalize_obs:
         check_can_normalize(type(settings).__name__, settings.spec.obs)

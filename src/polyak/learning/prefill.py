@@ -14,22 +14,22 @@ from polyak.replay.streams import end_stream
 
 
 def add_stream(owner: str, ring: Replay, replay: Any, rollout: Rollout) -> ReplayState:
-    """The replay with a rollout of any policy as a stream of its own, also where it, or the run, is within an episode.
+    """Add a rollout of any policy to the replay, as a separate stream; rollout and run may be within an episode.
 
-    No transition, n-step return, frame stack or sequence leads from one stream to another. Rows that are never drawn divide
-    the rollout from the run before and after: as many as a rollout has, and at least two.
+    No transition, n-step return, frame stack or sequence crosses streams. Rows that are never drawn separate the rollout from
+    the run before and after: `num_steps` rows, and at least two.
 
     Args:
         owner: the method that got the rollout, for errors.
         ring: the replay.
-        replay: its state.
+        replay: the replay's state.
         rollout: `[T, B]`, T a multiple of `replay.num_steps`; copied to where the replay is.
 
     Raises:
         ValueError: the replay has rows of another B, or of a run on several devices, which would be lost.
     """
     _check_layout(owner, replay, rollout.reward.shape[1])
-    # What the policy returned beside its actions may be no arrays.
+    # The info of a policy may hold values that are no arrays.
     return _add_parts(ring, replay, _put_on_device_of(replay, Rollout(rollout.time_steps, rollout.actions)))
 
 
@@ -43,13 +43,13 @@ def _check_layout(owner: str, replay: Any, num_envs: int) -> None:
         raise ValueError(f"{owner}: the state is that of a run on several devices, to which nothing can be added")
     if num_envs != stored_envs:
         raise ValueError(
-            f"{owner}: a rollout must have the B={stored_envs} environments that the replay's "
-            f"{int(replay.size) * stored_envs} time steps have, which would be lost, got {num_envs}"
+            f"{owner}: a rollout must have B={stored_envs} environments, as the {int(replay.size) * stored_envs} time steps in "
+            f"the replay, which would be lost, got {num_envs}"
         )
 
 
 def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:
-    """The rollout where the replay is, which may be the host's memory while policies act on an accelerator."""
+    """Move the rollout to the replay's device, which may be the host while policies act on an accelerator."""
     position: Array = replay.position
     if isinstance(position, jax.core.Tracer):
         return rollout
@@ -64,7 +64,7 @@ def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:
 
 @jax.jit
 def _add_parts(ring: Replay, replay: ReplayState, rollout: Rollout) -> ReplayState:
-    """A replay with a rollout, `num_steps` at a time, as a stream of its own."""
+    """Add a rollout, `num_steps` at a time, as a separate stream."""
     rollout = as_arrays(rollout)
     num_envs, num_steps = rollout.reward.shape[1], replay.num_steps
 
@@ -77,6 +77,6 @@ def _add_parts(ring: Replay, replay: ReplayState, rollout: Rollout) -> ReplaySta
         return ring.add(replay, Rollout(time_steps, actions)), None
 
     starts = jnp.arange(0, len(rollout.reward), num_steps, dtype=jnp.int32)
-    # The run may be within an episode: its next rollout would go on where this one ends, and this one where the run is.
+    # The run may be within an episode: without a mark, the rollout would continue the run, and the next rollout this one.
     added, _ = jax.lax.scan(add, end_stream(replay, num_envs), starts)
     return end_stream(added, num_envs)

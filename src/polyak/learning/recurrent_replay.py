@@ -31,10 +31,10 @@ def unroll_sequences(network: Network, variables: Variables, obs: SequenceObs) -
 
 
 def check_sequences(owner: str, network: Network | None, replay: Replay, num_steps: int) -> None:
-    """Check that a recurrent network has a replay that draws sequences, and that no other network has one.
+    """Check that recurrent networks, and no others, have a replay that draws sequences.
 
     Raises:
-        ValueError: one is without the other, or some of the `num_steps` of a rollout would never be learned from.
+        ValueError: only one of network and replay is for sequences, or some steps of each rollout would never be learned from.
     """
     if isinstance(network, RecurrentNetwork) != replay.draws_sequences:
         raise ValueError(
