@@ -1,4 +1,4 @@
-"""Networks of actors without a critic: the parameters of the action's distribution alone."""
+"""Networks of actors without a critic, which return only the parameters of the action's distribution."""
 
 import jax.numpy as jnp
 from flax import nnx

@@ -21,11 +21,11 @@ def network_or_default(owner: str, network: Any, spec: EnvSpec, *, sde: bool = F
     """The network of an actor-critic agent; see `complete`.
 
     Args:
-        sde: a built-in network without a head gets one with `std="sde"`.
+        sde: a built-in network without a head gets a head with `std="sde"`.
 
     Raises:
-        TypeError: it is no network.
-        ValueError: it has the head of another agent.
+        TypeError: the value is no network.
+        ValueError: the network has the head of another agent.
     """
     return complete(owner, network, spec, PolicyAndValue(std="sde" if sde else "free"))
 
@@ -34,7 +34,7 @@ def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool
     """Check that a tanh over actions, or over a built-in network's means, is possible, and applied once.
 
     Raises:
-        ValueError: actions are not rescaled, none is a Box or one has no bounds for its mean, or both squash.
+        ValueError: actions are not rescaled, no action is a Box, a mean has no bounds, or agent and network both squash.
     """
     settings = policy_settings(network)
     if settings is not None:
@@ -53,8 +53,8 @@ def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) ->
     """Check that a network returns `(action_params, value)` in float32 with the batch size of its input; nothing is computed.
 
     Raises:
-        TypeError: it returns something else, or another precision.
-        ValueError: the value has another shape than `[B]`, or the action parameters are not those of B actions.
+        TypeError: the network returns something else, or another precision.
+        ValueError: the value has another shape than `[B]`, or the action parameters do not fit B actions.
     """
     rows = PROBE_ROWS
     obs = jax.tree.map(jnp.asarray, zeros(spec.obs, (rows,)))

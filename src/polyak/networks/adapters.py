@@ -21,7 +21,7 @@ def check_network(owner: str, network: Any, name: str = "network") -> Network:
     """Check that the setting `name` is a network.
 
     Raises:
-        TypeError: it is a Flax module, which needs an adapter, or no network at all.
+        TypeError: the value is a Flax module, which needs an adapter, or no network at all.
     """
     if isinstance(network, linen.Module | nnx.Module):
         adapter = "FlaxLinen(module)" if isinstance(network, linen.Module) else "FlaxNNX(make), with make(spec, rngs)"
@@ -37,7 +37,7 @@ def has_batch_statistics(variables: Variables) -> bool:
 
 
 def warn_of_training_layers(owner: str, network: Network, variables: Variables) -> None:
-    """Warn of dropout and batch normalization in a network that an agent applies in evaluation mode alone."""
+    """Warn of dropout and batch normalization in a network that an agent applies only in evaluation mode."""
     layers = network.training_layers(variables) if isinstance(network, FlaxNNX | FlaxLinen | Equinox) else []
     if layers:
         warnings.warn(
@@ -217,7 +217,7 @@ def _check_arguments(owner: str, make: Any, source: str) -> None:
     """Check that a function or class can be called with two arguments by position, `(spec, source)`.
 
     Raises:
-        TypeError: it has others.
+        TypeError: the function takes other arguments.
     """
     called, args, kwargs = (make.func, make.args, make.keywords) if isinstance(make, partial) else (make, (), {})
     # A metaclass hides the constructor's arguments from the signature of an NNX class.

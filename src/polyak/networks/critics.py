@@ -22,8 +22,8 @@ class Critics:
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
     `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
-    the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`. The critics share the
-    convolutions of images; everything else each has for itself.
+    the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`. The critics share only
+    the convolutions of images.
 
     Attributes:
         hidden: widths of the dense layers.
@@ -32,7 +32,7 @@ class Critics:
         norm: normalization before each activation, `"layer"` or `"batch"`; None disables it. Batch normalization uses the mean
             and variance of the batch in the critics' loss, and the running mean and variance elsewhere.
         dropout: probability with which a unit is dropped while training, before the normalization.
-        num_quantiles: M, of the distribution of returns; None is its mean. `TQC` sets it.
+        num_quantiles: M, number of quantiles of the return; None returns the mean. `TQC` sets it.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.

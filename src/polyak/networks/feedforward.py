@@ -55,12 +55,11 @@ class BuiltInNetwork(abc.ABC):
     Attributes:
         hidden: widths of the dense layers.
         activation: after each of them; None is tanh with the head `PolicyAndValue`, else relu.
-        orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in those of values, and
-            biases 0; False: weights and biases uniform within ±1/√inputs, as PyTorch has them. None is True with the head
-            `PolicyAndValue`, else False.
+        orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the last layer of
+            values, and biases 0; False: weights and biases uniform within ±1/√inputs, as in PyTorch. None is True with the
+            head `PolicyAndValue`, else False.
         norm: `"layer"` normalizes the outputs of each dense layer before its activation; None does not.
-        head: what is computed from the features: `PolicyAndValue`, `QValues` or `Quantiles`. An agent sets the one that it
-            needs where it is None.
+        head: outputs of the network: `PolicyAndValue`, `QValues` or `Quantiles`. None: the agent sets its head.
     """
 
     hidden: tuple[int, ...] = static(default=(64,))
@@ -78,10 +77,10 @@ class BuiltInNetwork(abc.ABC):
 
     @abc.abstractmethod
     def _check_together(self) -> None:
-        """Check the head's settings with those of the network.
+        """Check that the settings of head and network fit together.
 
         Raises:
-            ValueError: they do not go together.
+            ValueError: settings contradict each other.
         """
 
     @property
@@ -133,7 +132,7 @@ class BuiltInNetwork(abc.ABC):
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """`(out, carry, stats)` for obs leaves `[B, ...]`; the class of the head says what out is.
+        """`(out, carry, stats)` for obs leaves `[B, ...]`; see the class of the head for `out`.
 
         Args:
             key: of the noise, which is drawn for each row; None applies the network without noise.
@@ -234,7 +233,7 @@ class FeedForward(BuiltInNetwork):
         """Check that a shared torso has no critic's layers, and that there is a dense layer for quantiles.
 
         Raises:
-            ValueError: it has, or there is none.
+            ValueError: the shared torso has a critic's layers, or there is no dense layer.
         """
         head, owner = self.head, type(self).__name__
         if isinstance(head, PolicyAndValue) and self.critic is None:
@@ -309,7 +308,7 @@ def check_images(owner: str, network: Any, spec: EnvSpec) -> None:
 
 
 def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Literal["layer"] | None = None) -> Network:
-    """The network of an agent: a built-in one without a head gets this one; None is `NatureCNN` for images, else `MLP`.
+    """The network of an agent: a built-in network without a head gets `head`; None is `NatureCNN` for images, else `MLP`.
 
     Warns if the default network flattens a large Box.
 
@@ -317,8 +316,8 @@ def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Liter
         norm: of the default network.
 
     Raises:
-        TypeError: it is no network.
-        ValueError: it has a head of another class, or is a `NatureCNN` where the observation has no image.
+        TypeError: the value is no network.
+        ValueError: the network has a head of another class, or is a `NatureCNN` where the observation has no image.
     """
     if network is None:
         network = NatureCNN(norm=norm) if has_images(spec.obs) else MLP(norm=norm)

@@ -1,4 +1,4 @@
-"""Heads: what a built-in network computes from its features."""
+"""Heads: settings of the last layers of the built-in networks, and of their outputs."""
 
 from typing import Literal, TypeAlias
 
@@ -13,8 +13,8 @@ class PolicySettings:
     """The settings of an action's distribution.
 
     Attributes:
-        log_std: the logarithm of the standard deviation of Box actions, where it is learned the initial one; with `"sde"` of
-            each number of σ.
+        log_std: the logarithm of the standard deviation of Box actions; its initial value if it is learned. With `"sde"`, the
+            initial logarithm of each number of σ.
         std: the standard deviation: `"free"`, a parameter, the same in every state; `"state"`, an output of the policy's last
             layer, which starts at e^log_std; `"fixed"`, e^log_std; `"sde"`, for state-dependent exploration, √(z(s)² · σ²) of
             one Box action, z(s) the features of the last dense layer and σ a matrix of parameters.
@@ -77,11 +77,12 @@ class ActionValueSettings:
 class QValues(ActionValueSettings):
     """The head of action values: `(q, value)`, q `[B, n]` and the value of the greedy action, max_a q, `[B]`.
 
-    So the greedy action of a `NetworkPolicy` is the best one, and `Boltzmann(policy, temperature)` draws by
-    P(a) ∝ exp(q_a / temperature). With `outputs=K` it is `[B, n, K]`, logits or quantiles of a distribution for each action.
+    So the greedy action of a `NetworkPolicy` is the best action, and `Boltzmann(policy, temperature)` draws by
+    P(a) ∝ exp(q_a / temperature). With `outputs=K` the output is `[B, n, K]`, logits or quantiles of a distribution for each
+    action.
 
     Attributes:
-        outputs: numbers for each action; None is its value. `C51` and `QRDQN` set it.
+        outputs: K, numbers for each action; None returns the action's value. `C51` and `QRDQN` set it.
 
     Raises:
         TypeError, ValueError: a setting is out of its range; the message names it.
@@ -100,11 +101,12 @@ class Quantiles(ActionValueSettings):
 
         Z(s, a, τ) = f(ψ(s) ∘ φ(τ))_a,    φ(τ) = relu(W cos(π i τ) + b),  i = 0 ... num_cosines - 1
 
-    ψ is made of the convolutions, or of a vector itself, and all dense layers but the last; f of the last one and this head.
+    ψ consists of the convolutions (none for a vector) and all dense layers but the last, f of the last dense layer and this
+    head.
 
     Attributes:
-        num_cosines: cosines that a fraction is embedded in.
-        num_tau: fractions by whose mean a policy chooses actions: the midpoints of as many equal parts.
+        num_cosines: number of cosines in the embedding of a fraction.
+        num_tau: number of fractions averaged when a policy chooses an action, the midpoints of equal parts of [0, 1].
 
     Raises:
         TypeError, ValueError: a setting is out of its range; the message names it.

@@ -1,4 +1,4 @@
-"""Initial weights, drawn in NumPy: JAX compiles a program for each shape, which took 1.2 s before the first update.
+"""Initial weights, drawn in NumPy: JAX would compile a program for each shape, 1.2 s before the first update.
 
 An initializer is a function `(key, shape, dtype)`, as in `jax.nn.initializers`. The same key gives the same weights inside and
 outside of `jit` and `vmap`, where they come from a callback.

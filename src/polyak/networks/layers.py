@@ -1,4 +1,4 @@
-"""The Flax modules that the built-in networks are made of: an observation's way in, and dense layers."""
+"""The Flax modules of the built-in networks: encoders of observations, and dense layers."""
 
 import itertools
 import math
@@ -55,10 +55,10 @@ MAX_LAYERS, MAX_WIDTH = 256, 2**16
 
 
 def set_widths(settings: Any, name: str) -> None:
-    """Make a setting that is widths of layers a tuple.
+    """Convert a setting with the widths of layers to a tuple.
 
     Raises:
-        TypeError, ValueError: they are none; the message names the setting.
+        TypeError, ValueError: the value is no list of widths; the message names the setting.
     """
     owner, value = type(settings).__name__, getattr(settings, name)
     if not isinstance(value, Iterable) or isinstance(value, str):
@@ -82,7 +82,7 @@ class DenseSettings:
         activation: after each of them.
         orthogonal: orthogonal weights with gain √2 and biases 0; else as PyTorch's.
         norm: `"layer"` normalizes the outputs of each layer before its activation; None does not.
-        noisy: they are `NoisyLayer`s, as are the layers of the head.
+        noisy: use `NoisyLayer`s, also in the head.
     """
 
     hidden: tuple[int, ...]
@@ -93,7 +93,7 @@ class DenseSettings:
 
 
 def is_narrow(network: Network, spec: EnvSpec) -> bool:
-    """Whether no layer of a built-in network, nor its input, is wider than 256, and no input is an image.
+    """Return True for a built-in network whose layers and input have at most 256 units, without images.
 
     Up to that width a second CPU thread costs more than it gains: 2,048 samples in minibatches of 64 take 8.4 ms on one thread
     and 10.0 on two with layers of (64, 64), 62 and 113 with (256, 256).
@@ -105,7 +105,7 @@ def is_narrow(network: Network, spec: EnvSpec) -> bool:
 
 
 def has_images(space: Space) -> bool:
-    """Whether a part of an observation passes through convolutions."""
+    """Return True if a part of an observation passes through convolutions."""
     return any(is_image(leaf) for _, leaf in leaf_spaces(space))
 
 
@@ -138,7 +138,7 @@ def warn_of_flat_images(owner: str, name: str, network: Network, spec: EnvSpec) 
 
 
 class Layer(nnx.Module):
-    """A linear layer, which starts orthogonal with a gain; as PyTorch's where that is None."""
+    """A linear layer with orthogonal initial weights of this gain; None initializes as PyTorch."""
 
     def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, gain: float | None) -> None:
         as_in_pytorch = uniform(inputs**-0.5)
@@ -153,7 +153,7 @@ class Layer(nnx.Module):
 
 
 def make_layer(inputs: int, outputs: int, settings: DenseSettings, gain: float, rngs: nnx.Rngs) -> Layer | NoisyLayer:
-    """A layer of a network with these settings; the gain is that of orthogonal weights."""
+    """Create a layer of a network with these settings; `gain` is the gain of orthogonal weights."""
     if settings.noisy:
         return NoisyLayer(inputs, outputs, rngs)
     return Layer(inputs, outputs, rngs, gain=gain if settings.orthogonal else None)

@@ -1,4 +1,4 @@
-"""The layers that compute the parameters of an action's distribution, and what state-dependent exploration needs of them."""
+"""The layers that compute the parameters of an action's distribution, and the features of state-dependent exploration."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def check_means(settings: PolicySettings, action: Space) -> None:
 
 @struct
 class SDE:
-    """What state-dependent exploration needs beside the parameters of an action's distribution.
+    """The features and standard deviations of state-dependent exploration.
 
     Attributes:
         features: z(s).
@@ -64,7 +64,7 @@ class SDE:
 
     @property
     def log_scale(self) -> Float[Array, "B A"]:
-        """The logarithm of √(z² · σ²), the deviation of the sum of independent numbers z_f σ_fa ε_fa."""
+        """The logarithm of √(z² · σ²), the standard deviation of the sum of independent numbers z_f σ_fa ε_fa."""
         return 0.5 * jnp.log(jnp.square(self.features) @ jnp.square(self.std) + SDE_EPS)
 
 
@@ -78,8 +78,9 @@ def sde_of(variables: Variables, obs: PyTree) -> SDE:
 class PolicyHead(nnx.Module):
     """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
 
-    The deviation that depends on the state starts at the same number in every state: its kernel starts at 0. That of
-    state-dependent exploration is √(z² · σ²), of the features z; with `learn_features` False its gradient is that of σ alone.
+    A standard deviation that is an output (`"state"`) starts at the same number in every state: its kernel starts at 0. The
+    standard deviation of state-dependent exploration is √(z² · σ²), z the features; `learn_features=False` stops the gradient
+    into z.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ def range_of_means(spec: EnvSpec, space: Box) -> tuple[npt.NDArray[Any], npt.NDA
 
 
 def _outputs(space: Leaf) -> int:
-    """How many numbers the linear layer gives for one part of the action."""
+    """Number of outputs of the linear layer for one part of the action."""
     match space:
         case Discrete():
             return space.n

@@ -19,7 +19,7 @@ from polyak.ops.distributions.combinations import as_discrete
 
 @runtime_checkable
 class HasNoise(Protocol):
-    """A network that says whether `apply(..., key=key)` draws noise, so that acting with it needs a key at every step."""
+    """A network with a flag `noisy`: True if `apply(..., key=key)` draws noise, so that acting needs a key at every step."""
 
     @property
     def noisy(self) -> bool:
@@ -51,12 +51,12 @@ def q_network_or_default(
 
     Args:
         norm: the norm of the default network.
-        recurrent: whether it may be.
+        recurrent: allow a recurrent network.
 
     Raises:
-        TypeError: it is no network, or has no quantiles though the head has.
-        ValueError: it has the head of another agent, is recurrent and may not be, or actions are not Discrete and no few
-            combinations of a MultiDiscrete.
+        TypeError: the value is no network, or the network has no quantiles although the head has.
+        ValueError: the network has the head of another agent, is recurrent without being allowed, or actions are neither
+            Discrete nor MultiDiscrete with few combinations.
     """
     check_env_spec(owner, spec)
     spec = as_discrete(owner, spec)
@@ -76,7 +76,7 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
     """Check that a network returns `(q, value)`, or `[B, n, outputs]`, in float32; nothing is computed.
 
     Raises:
-        TypeError: it returns something else, or another precision.
+        TypeError: the network returns something else, or another precision.
         ValueError: q has another shape than `[B, n]`, the value than `[B]`, or the array than `[B, n, outputs]`.
     """
     spec = as_discrete("network", spec)
@@ -102,11 +102,11 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
 
 @dataclass(frozen=True)
 class ExpectedValues:
-    """A network of distributions `[B, n, K]` as one of action values, for policies: it returns `(q, value)`.
+    """Converts a network of distributions `[B, n, K]` to a network of action values `(q, value)`, for policies.
 
     Attributes:
         network: returns the logits of K atoms, or K quantiles with equal probabilities, for each action.
-        atoms: `(first, last)` of equally spaced atoms, whose mean q is; None for quantiles.
+        atoms: `(first, last)` of equally spaced atoms, q is their mean; None for quantiles.
     """
 
     network: Network
@@ -114,11 +114,11 @@ class ExpectedValues:
 
     @property
     def noisy(self) -> bool:
-        """As the network."""
+        """True if the wrapped network draws noise."""
         return is_noisy(self.network)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """The network's."""
+        """Create variables of the wrapped network."""
         return self.network.init(key, spec)
 
     def apply(
@@ -138,5 +138,5 @@ class ExpectedValues:
 
 
 def is_noisy(network: Network) -> bool:
-    """Whether the network draws noise with the key of `apply`."""
+    """Return True if the network draws noise with the key of `apply`."""
     return isinstance(network, HasNoise) and network.noisy

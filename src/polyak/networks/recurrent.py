@@ -101,10 +101,10 @@ class Recurrent(BuiltInNetwork):
     modules: ClassVar = {PolicyAndValue: _ActorCriticModule, QValues: _QModule}
 
     def _check_together(self) -> None:
-        """Check that the head has no setting that only networks without recurrent state have.
+        """Check that the head has no setting that a recurrent network does not support.
 
         Raises:
-            ValueError: it has.
+            ValueError: the head has such a setting.
         """
         owner = type(self).__name__
         match self.head:
@@ -148,9 +148,9 @@ class Recurrent(BuiltInNetwork):
 class LSTM(Recurrent):
     """Dense layers and an LSTM cell, for partial observations.
 
-    With `PolicyAndValue` actor and critic have a cell and a recurrent state each, unless they share a torso. The cell is that
-    of Flax: gates in the order i, f, g, o, LeCun normal input kernels, recurrent ones orthogonal over all gates together (as in
-    Keras), and biases 0, but 1 in the forget gate, so that a fresh LSTM does not forget. That 1 is a parameter like the others:
+    With `PolicyAndValue` actor and critic have a cell and a recurrent state each, unless they share a torso. The cell is Flax's
+    cell: gates in the order i, f, g, o, LeCun normal input kernels, recurrent kernels orthogonal over all gates together (as in
+    Keras), and biases 0, but 1 in the forget gate, so that a new LSTM does not forget. This bias is an ordinary parameter:
     nothing is added when the gate is computed. The recurrent state, c and h, starts at 0, in float32.
 
     Raises:
@@ -248,7 +248,7 @@ def _tanh(x: Array) -> Array:
 
 
 def _open_forget_gate(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
-    """Biases of the gates i, f, g, o, one after the other."""
+    """Concatenated biases of the gates i, f, g, o."""
     return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0], dtype), shape[0] // 4)
 
 

@@ -60,7 +60,7 @@ def check_kernels(owner: str, network: Network, spec: EnvSpec, coefficients: Map
     """Check that the network has kernels of every role with an L2 coefficient; nothing is computed.
 
     Raises:
-        ValueError: it has none of a role; the message lists the roles that it has.
+        ValueError: no kernel has the role; the message lists the roles of the kernels.
     """
     if not coefficients:
         return
