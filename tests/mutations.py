@@ -369,7 +369,7 @@ MUTATIONS = (
     # copies
     Mutation(
         "copies/follow.py",
-        "elapsed=jnp.where(due, jnp.uint32(0), elapsed),",
+        "elapsed=jnp.where(has_elapsed, jnp.uint32(0), elapsed),",
         "elapsed=elapsed,",
         ("copies/test_follow.py::test_target_is_updated_once_per_period_and_unchanged_between",),
     ),

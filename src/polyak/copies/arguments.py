@@ -1,4 +1,4 @@
-"""Checks of what `NetworkCopies` is created and called with."""
+"""Checks of the arguments of `NetworkCopies` and its methods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def check_create(name: str, network: Any, optimizer: Any, target: Any, online: A
     """Check the arguments of `NetworkCopies.create`.
 
     Raises:
-        TypeError: one is something else; a function or module in place of a network, for example.
+        TypeError: an argument has another type, such as a function or module instead of a network.
         ValueError: `online` is set without `shared=True`.
     """
     if not isinstance(name, str):
@@ -38,7 +38,7 @@ def split_requests(requests: Any) -> tuple[tuple[str, ...], list[PyTree]]:
     """The names and the inputs of the requests of `predict`.
 
     Raises:
-        TypeError: they are no pairs.
+        TypeError: the requests are no pairs.
     """
     is_sequence = isinstance(requests, Sequence) and not isinstance(requests, str)
     if not is_sequence or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in requests):
@@ -50,8 +50,8 @@ def check_loss_result(result: Any) -> tuple[dict[str, jax.Array], dict[str, jax.
     """The parts and the other arrays that a loss function has returned.
 
     Raises:
-        TypeError: it has returned something else, such as a scalar.
-        ValueError: there is no part.
+        TypeError: the loss function has returned something else, such as a scalar.
+        ValueError: the loss has no part.
     """
     is_pair = isinstance(result, tuple) and len(result) == 2
     if not (is_pair and all(isinstance(arrays, Mapping) for arrays in result)):
@@ -63,7 +63,7 @@ def check_loss_result(result: Any) -> tuple[dict[str, jax.Array], dict[str, jax.
 
 
 def _kinds(value: Any) -> str:
-    """What a value is, or its elements are."""
+    """Describe a value, or the elements of a tuple, for an error."""
     if isinstance(value, tuple | list):
         return f"({', '.join(_kinds(x) for x in value)})"
     return f"an array {list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__

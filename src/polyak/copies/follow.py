@@ -24,7 +24,8 @@ class FollowState:
         elapsed: count since the last update; compared with `period`.
         total: count since the beginning; the argument of schedules.
         fired: number of updates made.
-        skipped: number of due updates skipped, as tau was NaN or outside [0, 1], or the online tree held NaN or infinity.
+        skipped: number of scheduled updates skipped because tau was NaN or outside [0, 1], or the online tree held NaN or
+            infinity.
     """
 
     elapsed: UInt32[Array, ""]
@@ -92,9 +93,9 @@ class Follow:
     ) -> tuple[PyTree, FollowState]:
         """Advance the counters by `count` and update the target once if `period` has elapsed, else return it unchanged.
 
-        `count` may exceed the period: the target is updated once, and the count restarts from 0. An update that is due is
-        skipped, and counted in `skipped`, if tau is outside [0, 1] or the online tree holds NaN or infinity. If the target is
-        donated, a step without an update copies no memory.
+        `count` may exceed the period: the target is updated once, and the count restarts from 0. A scheduled update is skipped,
+        and counted in `skipped`, if tau is outside [0, 1] or the online tree holds NaN or infinity. If the target is donated, a
+        step without an update copies no memory.
 
         Args:
             count: updates (or environment steps) since the last call, 0 or more; an integer, traced or not.
@@ -108,32 +109,32 @@ class Follow:
         check_same_tree(online, target, "Follow")
         increment = _increment(count)
         elapsed, total = saturating_add(state.elapsed, increment), saturating_add(state.total, increment)
-        due = elapsed >= jnp.uint32(self.period)
+        has_elapsed = elapsed >= jnp.uint32(self.period)
 
         def update(online: PyTree, target: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
             options: Any = {"is_stat": is_stat, "step": total, "key": key, "check_finite": self.check_finite}
             return soft_update_if_valid(online, target, self.tau, self.stats_tau, **options)
 
         valid = jnp.array(True)
-        is_due = (isinstance(count, int) and count >= self.period) or due
-        if isinstance(is_due, jax.core.Tracer):
+        is_updated = (isinstance(count, int) and count >= self.period) or has_elapsed
+        if isinstance(is_updated, jax.core.Tracer):
             keep = jax.tree.map(jnp.asarray, target)
-            target, valid = jax.lax.cond(due, update, lambda online, target: (target, valid), online, keep)
-        elif bool(is_due):
+            target, valid = jax.lax.cond(has_elapsed, update, lambda online, target: (target, valid), online, keep)
+        elif bool(is_updated):
             target, valid = update(online, target)
         return target, FollowState(
-            elapsed=jnp.where(due, jnp.uint32(0), elapsed),
+            elapsed=jnp.where(has_elapsed, jnp.uint32(0), elapsed),
             total=total,
-            fired=saturating_add(state.fired, due & valid),
-            skipped=saturating_add(state.skipped, due & ~valid),
+            fired=saturating_add(state.fired, has_elapsed & valid),
+            skipped=saturating_add(state.skipped, has_elapsed & ~valid),
         )
 
     def diagnose(self, state: FollowState) -> str | None:
-        """Why training should stop (updates were skipped), or None."""
+        """Return why training should stop (updates were skipped), or None."""
         if int(state.skipped) == 0:
             return None
         reason = "tau was outside [0, 1], or the weights to follow held NaN or infinity"
-        return f"Follow: due updates that were skipped: {int(state.skipped)}, because {reason}"
+        return f"Follow: {int(state.skipped)} updates were skipped because {reason}"
 
     def __str__(self) -> str:
         stats = "" if self.stats_tau is None else f", statistics {_format_tau(self.stats_tau)}"

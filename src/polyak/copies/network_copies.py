@@ -52,7 +52,7 @@ class NetworkCopies:
         online: the copy that learns and acts.
         target: the target copy, or None. With a soft update it is stored in at least float32.
         shared: the copy shared by several workers, or None.
-        optimizer_state: this worker's own, or `()` where the optimizer is shared.
+        optimizer_state: the state of this worker's optimizer, or `()` if the optimizer is shared.
         gradients: the accumulated gradients; None without an optimizer.
         target_follow: how the target follows the online copy.
         target_count: the counters of `target_follow`.
@@ -105,11 +105,11 @@ class NetworkCopies:
             shared: create a copy shared by several workers.
             online: update the online copy towards the shared one by this rule. It has the network's dtype, so a soft update of
                 a network narrower than float32 needs `follow(key=...)`, which rounds stochastically.
-            shared_optimizer: where there is a shared copy: one optimizer state with it, or each worker's own.
+            shared_optimizer: with a shared copy: True stores one optimizer state with it, False one with each worker.
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
-            TypeError: `key` is not a JAX key, or another argument is something else.
+            TypeError: `key` is not a JAX key, or another argument has the wrong type.
             ValueError: `online` is set without `shared=True`.
         """
         check_key("init", key)
@@ -149,7 +149,7 @@ class NetworkCopies:
         """The variables of a copy, cast to the dtypes of the online copy.
 
         Raises:
-            ValueError: there is no copy of this name; the message lists those that exist.
+            ValueError: no copy has this name; the message lists the existing names.
         """
         return self.online if name == "online" else cast_like(self._stored(name), self.online)
 
@@ -272,7 +272,7 @@ class NetworkCopies:
         return dataclasses.replace(self, online=online, version=self._shared.version)
 
     def follow(self, *, updates: Any = 0, env_steps: Any = 0, key: PRNGKeyArray | None = None) -> "NetworkCopies":
-        """Count updates and environment steps, and update shared → online, then online → target, where due.
+        """Count updates and environment steps, and update shared → online, then online → target, if their periods have elapsed.
 
         Args:
             updates: gradient updates since the last call.
@@ -384,7 +384,7 @@ class NetworkCopies:
     ) -> tuple["NetworkCopies", Shared]:
         """Apply this worker's gradients to the copy that it shares with others; its online copy stays, until it pulls.
 
-        For workers in one program; `polyak.copies.receive` is for those that send messages, which can be lost or repeated.
+        For workers in one program; `polyak.copies.receive` is for workers that send messages, which can be lost or repeated.
 
         Args:
             gradients: as for `apply_gradients`.
@@ -445,7 +445,7 @@ class NetworkCopies:
             loss function's other arrays, and `grad_norm`, the norm of the gradient before clipping.
 
         Raises:
-            TypeError: `loss_fn` returns something else than two dicts.
+            TypeError: `loss_fn` does not return two dicts.
             ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)
@@ -469,7 +469,7 @@ class NetworkCopies:
 
         Raises:
             TypeError: `requests` are no pairs.
-            ValueError: there is no copy of this name; the message lists those that exist.
+            ValueError: no copy has this name; the message lists the existing names.
         """
         names, inputs = split_requests(requests)
         copies = {name: self.variables(name) for name in dict.fromkeys(names)}
@@ -479,7 +479,7 @@ class NetworkCopies:
         """Euclidean distance √Σ (aᵢ - bᵢ)² between the stored weights of two copies.
 
         Raises:
-            ValueError: there is no copy of this name; the message lists those that exist.
+            ValueError: no copy has this name; the message lists the existing names.
         """
         return global_norm(jax.tree.map(jnp.subtract, *(in_float32(self._stored(name).params) for name in (a, b))))
 
@@ -561,7 +561,7 @@ class NetworkCopies:
 
 
 def follow_by(copies: PyTree, rule: Follow) -> PyTree:
-    """A tree of `NetworkCopies` with another rule in place of each; the counts stay."""
+    """A tree of `NetworkCopies` with new `Follow` rules and unchanged counters."""
     nodes, structure = jax.tree.flatten(copies, is_leaf=lambda node: isinstance(node, Follow))
     return jax.tree.unflatten(structure, [rule if isinstance(node, Follow) else node for node in nodes])
 
@@ -569,7 +569,7 @@ def follow_by(copies: PyTree, rule: Follow) -> PyTree:
 def _fresh(
     network: Network, optimizer: Any, online: Variables, rules: tuple[Follow | None, ...], shared: bool, one: bool, name: str
 ) -> NetworkCopies:
-    """New copies; `rules` are those of target and online copy, and `one` puts the optimizer state into the shared copy."""
+    """New copies; `rules` are the rules of target and online copy; `one` puts the optimizer state into the shared copy."""
     state = () if optimizer is None else optimizer.init(in_float32(online.params))
     # Arrays of one dtype from the start: Python numbers would cause a second compilation when they come back as arrays.
     target_follow, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rules)

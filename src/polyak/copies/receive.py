@@ -18,12 +18,12 @@ from polyak.ops.gradient_step import Aux, all_finite, in_float32
 
 @struct
 class Push:
-    """What a worker sends with its gradients.
+    """The header of the gradients that a worker sends.
 
     Attributes:
-        worker: its number, from 0.
+        worker: the worker's number, from 0.
         sequence: the number of this push, which the worker counts from 1. A push that is sent again keeps its number.
-        version: of the shared copy whose gradients these are.
+        version: the version of the shared copy that the gradients were computed with.
     """
 
     worker: Int32[Array, ""]
@@ -38,16 +38,16 @@ class Push:
 
 @struct
 class Senders:
-    """What the receiver knows of each of W workers.
+    """The receiver's record of each of W workers.
 
     Attributes:
-        sequence: the number of its latest push; 0 before the first. A worker that is started again counts on from it.
+        sequence: the number of the latest push; 0 before the first. A worker that is started again continues from it.
         applied: pushes applied.
         repeated: pushes that arrived again, and were ignored.
         stale: pushes dropped because they were too old.
         rejected: pushes with NaN or infinity, in the gradients or the step.
         consecutive_rejected: rejected pushes since the last push that was applied.
-        optimizer_state: of each worker's own optimizer, leaves `[W, ...]`; None where the shared copy has the only one.
+        optimizer_state: states of the workers' own optimizers, leaves `[W, ...]`; None if the shared copy has the only one.
     """
 
     sequence: UInt32[Array, " W"]
@@ -74,7 +74,7 @@ class Senders:
         return cls(sequence, applied, repeated, stale, rejected, consecutive, states)
 
     def is_quarantined(self, max_bad: int) -> Bool[Array, " W"]:
-        """Whether the last `max_bad` pushes of a worker, or more, were rejected."""
+        """True for workers whose last `max_bad` pushes, or more, were rejected."""
         return self.consecutive_rejected >= max_bad
 
     def readmit(self, worker: int | Int32[Array, ""]) -> "Senders":
@@ -99,15 +99,15 @@ class Senders:
 
 @struct
 class Receipt:
-    """What became of a push; exactly one is True.
+    """The outcome of a push; exactly one flag is True.
 
     Attributes:
-        applied: it is in the shared copy.
-        empty: its rollout had no samples, so nothing changed.
-        repeated: it had arrived before.
-        stale: it was too old, or of a version that the shared copy does not have yet.
-        rejected: NaN or infinity.
-        quarantined: its worker is in quarantine.
+        applied: the push is in the shared copy.
+        empty: the rollout had no samples, so nothing changed.
+        repeated: the push had arrived before.
+        stale: the push was too old, or of a version that the shared copy does not have yet.
+        rejected: the push held NaN or infinity.
+        quarantined: the worker is in quarantine.
     """
 
     applied: Bool[Array, ""]
@@ -133,13 +133,13 @@ def receive(
 ) -> tuple[Shared, Senders, Receipt]:
     """Apply a worker's gradients to the shared copy, unless they have arrived before, are too old, or hold NaN or infinity.
 
-    Whatever is not applied changes no bit of the weights and the optimizer states. Donate `shared` and `senders`.
+    A push that is not applied changes no bit of the weights and the optimizer states. Donate `shared` and `senders`.
 
     Args:
         gradients: in the tree of the weights.
-        optimizer: its state is the shared copy's or, where `senders` has one for each worker, that worker's.
+        optimizer: its state is in the shared copy or, if `senders` has a state for each worker, in `senders`.
         stats: the worker's statistics after its step; they replace the shared copy's if the step is applied. None leaves them.
-        is_finite: False rejects the push: the worker found NaN or infinity in what the gradients were computed from.
+        is_finite: False rejects the push: the worker found NaN or infinity in the data of the gradients.
         has_samples: False applies nothing: these gradients of 0 are of a rollout that only resets, and would still move the
             weights by momentum.
         max_staleness: gradients of weights more than this many steps old are dropped; None accepts gradients of any earlier
@@ -148,7 +148,7 @@ def receive(
 
     Raises:
         ValueError: the trees differ, or `max_staleness` or `max_bad` is out of range.
-        TypeError: one of them is not an integer.
+        TypeError: `max_staleness` or `max_bad` is not an integer.
     """
     check_integer("receive", "max_bad", max_bad)
     check_integer("receive", "max_staleness", max_staleness, at_least=0, optional=True)
@@ -158,15 +158,15 @@ def receive(
     is_new = push.sequence > senders.sequence[push.worker]
     is_quarantined = senders.is_quarantined(max_bad)[push.worker]
     is_fresh = shared.is_fresh(push.version, max_staleness)
-    due = is_new & ~is_quarantined & is_fresh
-    is_empty = due & is_finite & ~jnp.asarray(has_samples)
+    enabled = is_new & ~is_quarantined & is_fresh
+    is_empty = enabled & is_finite & ~jnp.asarray(has_samples)
     is_stale = is_new & ~is_quarantined & ~is_fresh
 
     states = senders.optimizer_state
     state = shared.optimizer_state if states is None else jax.tree.map(lambda x: x[push.worker], states)
     gradients = in_float32(gradients)
     bad = {"gradient": ~all_finite(gradients)}
-    new_shared, state, log = shared.step(optimizer, state, gradients, Aux({}, stats), bad, due & ~is_empty, is_finite)
+    new_shared, state, log = shared.step(optimizer, state, gradients, Aux({}, stats), bad, enabled & ~is_empty, is_finite)
     receipt = Receipt(log.applied, is_empty, ~is_new, is_stale, log.skipped, is_new & is_quarantined)
 
     new_shared = dataclasses.replace(
@@ -182,7 +182,7 @@ def receive(
 
 
 def worker_copies(copies: NetworkCopies) -> NetworkCopies:
-    """What a worker pulls: the shared weights as its online copy, their version, and neither optimizer nor other copies.
+    """The copies that a worker pulls: the shared weights as its online copy, and their version; without optimizer and target.
 
     Raises:
         ValueError: there is no shared copy.

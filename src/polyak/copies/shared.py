@@ -18,7 +18,7 @@ class Shared:
 
     Attributes:
         variables: the weights and statistics.
-        optimizer_state: of the one optimizer, or `()` where each worker has its own.
+        optimizer_state: the state of the shared optimizer, or `()` if each worker has its own.
         version: gradient steps applied.
         dropped: pushes dropped because they were too stale.
     """

@@ -38,8 +38,8 @@ def synchronous_round(
     Args:
         gradients: one tree per worker.
         stats: each worker's statistics after its step. The shared copy gets their mean over the workers that were not
-            excluded (for integers, bools and keys: the first such worker's). Batch means then equal those of one large
-            batch; variances lack the variance between the workers' batches. None leaves the shared copy's.
+            excluded (for integers, bools and keys: the first such worker's). Batch means then equal the mean of one large
+            batch; variances lack the variance between the workers' batches. None leaves the shared copy's statistics.
         reduce: as for `NetworkCopies.accumulate`.
         clip: as for `NetworkCopies.accumulate`.
         clip_when: as for `NetworkCopies.accumulate`; `"each"` clips each worker's gradient.
@@ -99,10 +99,10 @@ def _mean_of_counted(trees: Sequence[PyTree], counted: Bool[Array, " workers"], 
 
 
 def metrics_of(copies: Sequence[NetworkCopies]) -> Metrics:
-    """Metrics of each, such as `critic/target_distance`, `critic/skipped_steps` and `critic/staleness`.
+    """Metrics of several `NetworkCopies`, such as `critic/target_distance`, `critic/skipped_steps` and `critic/staleness`.
 
     Raises:
-        ValueError: two of them have the same name, so one would overwrite the other.
+        ValueError: two `NetworkCopies` have the same name, so the metrics of one would overwrite the other's.
     """
     names = [one.name for one in copies]
     duplicates = sorted({name for name in names if names.count(name) > 1})
