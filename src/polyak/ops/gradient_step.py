@@ -21,11 +21,11 @@ from polyak.ops.schedules import Count, Schedule, value_at
 
 @struct
 class Aux:
-    """Terms and statistics that a loss returns beside its value.
+    """Terms and statistics that a loss returns with its value.
 
     Attributes:
         terms: terms of the loss by name: numbers, which add up over the parts of a batch, or one value per sample, `[N]`.
-        stats: the network's new statistics (batch normalization, counters), in the tree of `Variables.stats`; None leaves them.
+        stats: the network's new statistics (batch normalization, counters), in the tree of `Variables.stats`; None: unchanged.
     """
 
     terms: Terms
@@ -103,7 +103,7 @@ class Guard:
 
 
 def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quantities"]:
-    """One flag for each of `QUANTITIES`, False where none is given.
+    """One flag for each of `QUANTITIES`, False for missing flags.
 
     >>> flag_quantities({"gradient": jnp.array(True)}).tolist()
     [False, False, False, False, False, True, False, False, False]
@@ -113,14 +113,14 @@ def flag_quantities(flags: Mapping[str, Bool[Array, ""]]) -> Bool[Array, " quant
 
 @struct
 class StepLog:
-    """What gradient steps did; a scan stacks them. Where a step trains several networks, the flags have one for each of them.
+    """The record of a gradient step; a scan stacks the records. If a step trains several networks, each has its own flags.
 
     Attributes:
-        terms: those of the loss, and `grad_norm`, the norm of the gradient before clipping. Terms with one value per sample
-            are this device's.
-        bad: which of `QUANTITIES` were not finite.
+        terms: terms of the loss, and `grad_norm`, the norm of the gradient before clipping. Terms with one value per sample
+            cover this device's samples.
+        bad: a flag for each of `QUANTITIES`: it held NaN or infinity.
         applied: the step was applied.
-        skipped: the step was enabled and not applied, because something was not finite.
+        skipped: the step was enabled and not applied, because of NaN or infinity.
     """
 
     terms: Terms
@@ -184,7 +184,7 @@ def apply_gradient(
 ) -> tuple[Variables, PyTree, StepLog]:
     """Variables and optimizer state after one step along a gradient of `compute_gradient`, and the log of the step.
 
-    All stay the same to the bit where the step is not enabled, or where anything is not finite.
+    No bit of variables and state changes if the step is not enabled, or if anything is NaN or infinite.
 
     Args:
         gradient: float32.
@@ -213,7 +213,7 @@ def accumulate(
 ) -> tuple[PyTree, PyTree]:
     """Σ of the first result of `function(part)`, over equal parts of a batch and over devices; and the second results.
 
-    A mean over the whole batch is a sum where the weights of its samples sum to 1.
+    With weights that sum to 1 over the batch, the sum is the weighted mean over the batch.
 
     Args:
         function: its second results, of this device, are stacked: leaves `[num_microbatches, ...]`.
@@ -275,12 +275,12 @@ class OptimizerSettings(Protocol):
 
     @property
     def learning_rate(self) -> Schedule:
-        """Adam's."""
+        """Learning rate of Adam."""
         ...
 
     @property
     def adam_eps(self) -> Scalar:
-        """Adam's ε."""
+        """ε of Adam."""
         ...
 
     @property
@@ -290,7 +290,7 @@ class OptimizerSettings(Protocol):
 
     @property
     def optimizer(self) -> optax.GradientTransformation | None:
-        """In place of Adam."""
+        """Replaces Adam; None uses Adam."""
         ...
 
 
@@ -300,7 +300,7 @@ def optimizer_of(
     """The agent's `optimizer`, or Adam with the learning rate of this step.
 
     Args:
-        learning_rate: that of one of the agent's networks; None takes the agent's.
+        learning_rate: the learning rate of one of the agent's networks; None takes the agent's `learning_rate`.
     """
     if settings.optimizer is not None:
         return settings.optimizer
@@ -309,10 +309,10 @@ def optimizer_of(
 
 
 def check_optimizer(settings: OptimizerSettings) -> None:
-    """Check the setting `optimizer`, with which those of Adam have no effect.
+    """Check the setting `optimizer`; with it, the settings of Adam have no effect and must be left out.
 
     Raises:
-        TypeError: it is no `optax.GradientTransformation`, or needs further arguments, such as the value of the loss.
+        TypeError: the value is no `optax.GradientTransformation`, or needs further arguments, such as the value of the loss.
         ValueError: a setting of Adam is set too.
     """
     optimizer: Any = settings.optimizer
@@ -332,10 +332,10 @@ def check_optimizer(settings: OptimizerSettings) -> None:
 
 
 def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree) -> None:
-    """Check that a state is this optimizer's.
+    """Check that a state was created by this optimizer.
 
     Raises:
-        ValueError: it is that of another one.
+        ValueError: another optimizer created the state.
     """
     expected: Any = jax.tree.structure(jax.eval_shape(optimizer.init, in_float32(params)))
     if str(expected) != str(jax.tree.structure(state)):
@@ -364,7 +364,7 @@ def adam(
 
         m ← β₁ m + (1-β₁) g,   v ← β₂ v + (1-β₂) g²,   p ← p - lr · m̂ / (√v̂ + ε)
 
-    One vector is one fused kernel, where a tree costs one a leaf: an update with 32 minibatches takes 14 % less.
+    One vector needs one fused kernel, a tree one for each leaf: an update with 32 minibatches takes 14 % less time.
 
     Args:
         learning_rate: lr; the state does not hold it.
@@ -390,7 +390,7 @@ def rmsprop(
 
         v ← α v + (1-α) g²,   p ← p - lr · g / √(v + ε),   v = 1 at first
 
-    ε stands inside the root and v begins at 1, so that first steps are small; PyTorch's has neither.
+    ε is inside the root and v begins at 1, so that first steps are small; in PyTorch ε is outside and v begins at 0.
 
     Args:
         learning_rate: lr; the state does not hold it.
@@ -415,7 +415,7 @@ def descend(learning_rate: Schedule, env_steps: Count) -> optax.GradientTransfor
 
 
 def clip_by_global_norm(max_norm: Scalar) -> optax.GradientTransformation:
-    """Optax's transformation of this name, for gradients whose squares overflow too."""
+    """`optax.clip_by_global_norm`, also for gradients whose squares overflow."""
     return optax.stateless(lambda updates, _: clip_to_norm(updates, global_norm(updates), max_norm))
 
 
@@ -461,10 +461,10 @@ def in_float32(tree: PyTree) -> PyTree:
 
 
 def ravel(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """All leaves as one float32 vector, padded with zeros, and the function that makes the tree of such a vector.
+    """All leaves as one float32 vector, padded with zeros, and the function that converts such a vector to the tree.
 
-    Trees above `LARGEST_VECTOR` entries are returned as they are. Leaves narrower than float32 become as narrow again, so a
-    step that is small beside a narrow number is lost when the vector becomes a tree.
+    Trees above `LARGEST_VECTOR` entries are returned unchanged. Leaves narrower than float32 are rounded when the vector is
+    converted to the tree, so a step that is small compared with a narrow number is lost then.
     """
     leaves = jax.tree.leaves(tree)
     size = sum(jnp.size(leaf) for leaf in leaves)

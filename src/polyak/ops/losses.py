@@ -43,7 +43,7 @@ def masked_mean(x: Float[Array, "*shape"], weight: Float[Array, "*shape"] | Bool
 
 
 def weighted_sum(x: Float[Array, "*shape"], weight: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """Σ w x over w > 0; with weights that sum to 1, the weighted mean. Sums over microbatches add up to that of the batch.
+    """Σ w x over w > 0; with weights that sum to 1, the weighted mean. Sums over microbatches add up to the batch's sum.
 
     Raises:
         ValueError: `x` and `weight` differ in shape.
@@ -113,7 +113,7 @@ def surrogate(
 ) -> Float[Array, "*shape"]:
     """The unclipped policy gradient loss -ρ A with ρ = π(a|s) / π_old(a|s), to be minimized.
 
-    If the policies are equal, its gradient is that of -log π(a|s) A. The ratio is clipped to e^±20.
+    If the policies are equal, its gradient equals the gradient of -log π(a|s) A. The ratio is clipped to e^±20.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 6.
     """
@@ -171,7 +171,7 @@ def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "
 
 
 def best_action(q: Float[Array, "rows n"], mask: Bool[Array, "rows n"] | None) -> Int32[Array, " rows"]:
-    """argmax_a q_a over the allowed actions, or over all where none is; the first of equal ones.
+    """argmax_a q_a over the allowed actions, or over all actions if none is allowed; the first of equal maxima.
 
     >>> best_action(jnp.array([[1.0, 3.0, 2.0]]), jnp.array([[True, False, True]]))
     Array([2], dtype=int32)
@@ -268,7 +268,7 @@ def _log_ratio(log_prob: Array, old_log_prob: Array) -> Array:
 
 
 def _clip(x: Array, low: Scalar, high: Scalar) -> Array:
-    """As `jnp.clip`, but with derivative 0 at the bounds instead of 1/2, which needs an extra XLA kernel."""
+    """`jnp.clip` with derivative 0 at the bounds instead of 1/2, which needs an extra XLA kernel."""
     return jax.lax.clamp(jnp.asarray(low, x.dtype), x, jnp.asarray(high, x.dtype))
 
 
@@ -311,9 +311,9 @@ def mask_invalid(tree: PyTree, valid: Bool[Array, "*B"]) -> PyTree:
 
 
 def fill_rows(tree: PyTree, weight: Float[Array, " N"]) -> PyTree:
-    """Leaves `[N, ...]` in which rows without weight hold the row before them that has some, or else the first one that has.
+    """Replace rows without weight by the last row with weight before them, or by the first row with weight.
 
-    For a network with batch normalization, whose statistics would have rows in them that are not learned from.
+    For networks with batch normalization, so that rows that are not learned from do not enter the statistics of the batch.
     """
     row, has_weight = jnp.arange(len(weight), dtype=jnp.int32), weight > 0
     row = jax.lax.cummax(jnp.where(has_weight, row, jnp.argmax(has_weight).astype(jnp.int32)))

@@ -152,7 +152,7 @@ def check_can_normalize(owner: str, space: Space) -> None:
     """Check that there are observations to normalize.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no part of an observation can be normalized.
     """
     if not can_normalize(space):
         raise ValueError(f"{owner}: normalize_obs must be False for observations without a Box other than uint8, got {space}")
@@ -165,7 +165,7 @@ class ObsNormalizer:
     Attributes:
         stats: `RunningStats` in the tree of the space, None where a leaf is not normalized.
         space: the observation space.
-        clip: clips normalized values to ± this; None disables clipping.
+        clip: clip normalized values to ± this value; None disables clipping.
     """
 
     stats: PyTree
@@ -186,7 +186,7 @@ class ObsNormalizer:
         return map_space(leaf, self.space, self.stats, obs)
 
     def update(self, obs: PyTree, weight: Weights, axis_name: str | None = None) -> "ObsNormalizer":
-        """The statistics after a batch of observations; those of weight 0 are ignored."""
+        """The statistics after a batch of observations; observations of weight 0 are ignored."""
 
         def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> RunningStats | None:
             return None if stats is None else stats.update(x, weight, axis_name=axis_name)
@@ -214,7 +214,7 @@ class RewardScaler:
     """Reward scaling by the running standard deviation; the mean is not subtracted, so signs are preserved.
 
     Attributes:
-        stats: of the running discounted return, or of the reward.
+        stats: statistics of the running discounted return, or of the reward.
         of: the quantity of the statistics.
     """
 
@@ -234,7 +234,7 @@ class RewardScaler:
     def update(
         self, rollout: Rollout, weight: Float[Array, "T B"], gamma: Scalar, axis_name: str | None = None
     ) -> "RewardScaler":
-        """The statistics after a rollout; for returns, `rollout.carry` must be that of `DiscountedReturn`."""
+        """The statistics after a rollout; for returns, `rollout.carry` must be a carry of `DiscountedReturn`."""
         samples = rollout.reward
         if self.of == "return":
             _, before = rollout.carry

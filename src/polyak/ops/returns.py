@@ -127,7 +127,7 @@ def lambda_returns(
         terminated: the step reached a terminal state.
         truncated: the episode was cut short (time limit).
         gamma: discount per step, in [0, 1].
-        gae_lambda: λ, in [0, 1]; 0 is the one-step return, 1 the discounted one.
+        gae_lambda: λ, in [0, 1]; 0 is the one-step return, 1 the discounted return.
 
     Source: Sutton and Barto 2018, eq. 12.2.
 

@@ -45,7 +45,7 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
 def incremental_update(new_tensors: PyTree, old_tensors: PyTree, step_size: Tau) -> PyTree:
     """`old + step_size · (new - old)`, with the tree, the shapes and the dtypes of `old`.
 
-    As `soft_update`, with the same rules for special leaves and values, but gradients flow: `step_size` to `new`,
+    Follows the rules of `soft_update` for special leaves and values, but gradients flow: `step_size` to `new`,
     `1 - step_size` to `old`, `new - old` to `step_size`.
 
     Raises:
@@ -62,7 +62,7 @@ def incremental_update(new_tensors: PyTree, old_tensors: PyTree, step_size: Tau)
 
 
 def periodic_update(new_tensors: PyTree, old_tensors: PyTree, steps: Any, update_period: Any) -> PyTree:
-    """`new` where `steps` is a multiple of `update_period` (so also at step 0), else `old`; the dtypes are those of `old`.
+    """`new` where `steps` is a multiple of `update_period` (so also at step 0), else `old`; dtypes as in `old`.
 
     Steps larger than 1 can miss the multiples; `Follow` counts the elapsed steps instead.
 
@@ -322,7 +322,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _may_follow(online: Any, target: Any) -> Bool[Array, ""]:
-    """Whether a leaf holds no NaN, and no infinity but those of the target."""
+    """Return True if a leaf holds no NaN, and infinity only where the target holds it too."""
     online, target = _on_same_devices(online, target)
     return jax.jit(_count_bad)(online, target) == 0
 

@@ -14,8 +14,8 @@ def project_categorical(
 
         m_i = Σ_j p_j · max(1 - |clip(v_j, z_1, z_M) - z_i| / Δz, 0)
 
-    Each value divides its probability between the two atoms beside it; one that falls on an atom gives all to that atom, so
-    the sum of probabilities stays 1.
+    Each value divides its probability between the two nearest atoms, or gives all of it to an atom that it equals, so the sum
+    of probabilities stays 1.
 
     Args:
         values: v, in any order.

@@ -20,10 +20,10 @@ MAX_COMBINATIONS = 4096
 
 
 def as_discrete(owner: str, spec: EnvSpec) -> EnvSpec:
-    """The spec with one Discrete action: a MultiDiscrete one has a number for each combination.
+    """The spec with one Discrete action, the number of the combination for a MultiDiscrete action.
 
     Raises:
-        ValueError: actions are neither, or have more than `MAX_COMBINATIONS` combinations.
+        ValueError: actions are neither Discrete nor MultiDiscrete, or have more than `MAX_COMBINATIONS` combinations.
     """
     space = spec.action
     if isinstance(space, Discrete):
@@ -60,7 +60,7 @@ def unravel_action(nvec: tuple[int, ...], number: Int32[Array, "*B"]) -> Int32[A
 
 
 def combine_mask(nvec: tuple[int, ...], mask: Bool[Array, "*B sum"]) -> Bool[Array, "*B product"]:
-    """Which combinations are allowed: those of which each part is.
+    """True for allowed combinations, in which each part is allowed.
 
     >>> combine_mask((2, 2), jnp.array([True, False, True, True])).tolist()
     [True, True, False, False]
@@ -73,7 +73,7 @@ def combine_mask(nvec: tuple[int, ...], mask: Bool[Array, "*B sum"]) -> Bool[Arr
 
 
 def combine_actions(space: Space, batch: T) -> T:
-    """A batch of transitions with actions and masks of whole combinations, where actions are MultiDiscrete."""
+    """A batch of transitions, with MultiDiscrete actions and their masks replaced by combinations."""
     if not isinstance(space, MultiDiscrete):
         return batch
     transitions: Any = batch
@@ -88,9 +88,9 @@ class Combinations:
     """A Categorical over all combinations of a MultiDiscrete action.
 
     Attributes:
-        logits: of each combination.
+        logits: one for each combination.
         nvec: the number of choices of each part.
-        mask: the allowed choices of each part, as of `MultiCategorical`.
+        mask: the allowed choices of each part, as in `MultiCategorical`.
     """
 
     logits: Float[Array, "*B product"]
@@ -116,7 +116,7 @@ class Combinations:
         return unravel_action(self.nvec, self.numbers.mode())
 
     def kl_divergence(self, other: "Combinations") -> Float[Array, "*B"]:
-        """Of the distributions over combinations."""
+        """KL divergence of the distributions over combinations."""
         check_same_kind(self, other)
         return self.numbers.kl_divergence(other.numbers)
 

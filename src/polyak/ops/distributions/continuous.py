@@ -111,7 +111,7 @@ class TanhNormal:
         return jnp.tanh(self._normal().sample(seed=seed))
 
     def log_prob(self, value: Float[Array, "..."]) -> Float[Array, "*B"]:
-        """The log-density of an action in [-1, 1]; one outside counts as on the boundary."""
+        """The log-density of an action in [-1, 1]; an action outside counts as on the boundary."""
         below_one = 1.0 - float(np.finfo(np.float32).epsneg)
         # Not jnp.clip, which halves the gradient of a value that equals its bound.
         u = jnp.arctanh(jnp.where(jnp.abs(value) <= below_one, value, jnp.sign(value) * below_one))

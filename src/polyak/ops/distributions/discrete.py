@@ -19,7 +19,7 @@ UNROLLED_ACTIONS = 32
 
 
 def where_allowed(x: Float[Array, "*B n"], mask: Mask | None) -> Float[Array, "*B n"]:
-    """Numbers of n actions, -inf for forbidden ones; as they are where all are forbidden, as at the end of an episode.
+    """Numbers of n actions, -inf for forbidden actions; unchanged if all are forbidden, as at the end of an episode.
 
     >>> where_allowed(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[True, False], [False, False]])).tolist()
     [[1.0, -inf], [3.0, 4.0]]
@@ -100,7 +100,7 @@ class MultiCategorical:
     """A vector of independent categorical choices, the i-th of `nvec[i]` actions.
 
     Attributes:
-        logits: `[*B, Σ nvec]`, those of all choices concatenated.
+        logits: `[*B, Σ nvec]`, concatenated over the choices.
         nvec: number of actions of each choice.
         mask: as the logits, True where allowed; None allows all.
 

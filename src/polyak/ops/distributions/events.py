@@ -20,7 +20,7 @@ def add(terms: Iterable[Array]) -> Array:
 
 
 def sample_and_log_prob(distribution: Any, *, seed: PRNGKeyArray) -> tuple[Any, Array]:
-    """A sample and its log-probability: the method of distributions that have nothing cheaper or more exact."""
+    """A sample and its log-probability; the default method of distributions without a cheaper or more exact one."""
     value = distribution.sample(seed=seed)
     return value, distribution.log_prob(value)
 

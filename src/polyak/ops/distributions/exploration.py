@@ -120,27 +120,27 @@ class Select:
     choice: Int32[Array, " B"]
 
     def sample(self, *, seed: PRNGKeyArray) -> PyTree:
-        """That of the selected distribution."""
+        """A sample of the selected distribution."""
         keys = jax.random.split(seed, len(self.parts))
         return select_rows(self.choice, [part.sample(seed=key) for part, key in zip(self.parts, keys, strict=True)])
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
-        """That of the selected distribution."""
+        """The log-probability under the selected distribution."""
         return select_rows(self.choice, [part.log_prob(value) for part in self.parts])
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """That of the selected distribution."""
+        """A sample of the selected distribution and its log-probability."""
         keys = jax.random.split(seed, len(self.parts))
         drawn = [part.sample_and_log_prob(seed=key) for part, key in zip(self.parts, keys, strict=True)]
         pair: tuple[PyTree, Array] = select_rows(self.choice, drawn)
         return pair
 
     def entropy(self) -> Float[Array, "*B"]:
-        """That of the selected distribution."""
+        """The entropy of the selected distribution."""
         return select_rows(self.choice, [part.entropy() for part in self.parts])
 
     def mode(self) -> PyTree:
-        """That of the selected distribution."""
+        """The mode of the selected distribution."""
         return select_rows(self.choice, [part.mode() for part in self.parts])
 
     def kl_divergence(self, other: "Select") -> Float[Array, "*B"]:
