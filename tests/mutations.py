@@ -223,8 +223,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/off_policy.py",
-        "due=is_learning, axis_name=axis_name).priorities",
-        "due=False, axis_name=axis_name).priorities",
+        "enabled=is_learning, axis_name=axis_name).priorities",
+        "enabled=False, axis_name=axis_name).priorities",
         ("agents/test_dqn_prioritized.py::test_the_error_of_a_transition_becomes_its_priority",),
     ),
     Mutation(
@@ -511,8 +511,8 @@ MUTATIONS = (
     ),
     Mutation(
         "policies/sde.py",
-        "is_due = (steps == 0) | jnp.asarray(time_step.first)",
-        "is_due = steps == 0",
+        "is_drawn = (steps == 0) | jnp.asarray(time_step.first)",
+        "is_drawn = steps == 0",
         ("policies/test_sde.py::test_an_episode_that_begins_draws_its_own_noise",),
     ),
     Mutation(

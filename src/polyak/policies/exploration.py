@@ -31,7 +31,7 @@ from polyak.policies.wrapper import (
 )
 
 INFINITE = float("inf")
-# A temperature of 0, where a schedule ends, counts as this.
+# A temperature of 0, at the end of a schedule, counts as this value.
 SMALLEST_TEMPERATURE = 1e-6
 
 
@@ -41,11 +41,10 @@ class EpsilonGreedy:
 
         P(a) = (1 - ε) [a = mode] + ε / n,    n the number of allowed actions
 
-    An action of several parts is drawn as a whole. `info["log_prob"]` is log P of the action taken.
+    The parts of an action are drawn together. `info["log_prob"]` is log P of the action taken.
 
     Attributes:
-        policy: whose mode is taken, and whose carry this is; its actions are Discrete, MultiDiscrete, MultiBinary or trees of
-            them.
+        policy: the inner policy; its actions are Discrete, MultiDiscrete, MultiBinary or trees of them.
         epsilon: ε in [0, 1], a number or a schedule of `env_steps`.
         env_steps: the argument of the schedule.
 
@@ -87,10 +86,10 @@ class Boltzmann:
     """A draw by P(a) ∝ exp(logits_a / temperature) of the inner policy's logits.
 
     For a policy over q-values whose distribution is `Categorical(q)`, P(a) ∝ exp(q_a / temperature). For an actor, temperature
-    1 is its own distribution. MultiDiscrete, MultiBinary and trees: each part likewise.
+    1 is its own distribution. The rule holds for each part of MultiDiscrete and MultiBinary actions and of trees.
 
     Attributes:
-        policy: whose distribution is softened, and whose carry this is.
+        policy: the inner policy.
         temperature: above 0, a number or a schedule of `env_steps`, which may end at 0: greedy.
         env_steps: the argument of the schedule.
 
@@ -126,7 +125,7 @@ class RandomWarmStart:
     """Uniformly random actions until `steps` environment steps were made, then the actions of the inner policy.
 
     Attributes:
-        policy: whose actions, carry and info follow.
+        policy: the inner policy.
         steps: transitions with random actions.
         env_steps: transitions so far.
 

@@ -36,16 +36,16 @@ class WithInfo:
     """The inner policy, with entries added to the dict `info` of each step; `with_info` makes it.
 
     Attributes:
-        policy: whose actions, carry and distribution these are.
-        log_prob: `"log_prob"` `[B]`, the logarithm of the probability (or density) of the action, given the carry; of a
-            `Mixture` that of the policy chosen. A Python policy is called once: unless it has a distribution of its own,
-            all probability is on its action.
-        value: `"value"` `[B]`, V(s) by the policy within that has one; None adds it where there is one.
-        policy_id: `"policy_id"` `[B]` int32, always this number; None for no such entry.
+        policy: the inner policy.
+        log_prob: add `"log_prob"` `[B]`, the logarithm of the probability (or density) of the action, given the carry; for a
+            `Mixture`, the chosen policy's. A Python policy is called once: unless it has a distribution of its own, all
+            probability is on its action.
+        value: add `"value"` `[B]`, V(s) of the inner policy with a value; None adds it if an inner policy has a value.
+        policy_id: add `"policy_id"` `[B]` int32, always this number; None adds none.
 
     Raises:
         TypeError, ValueError: `policy` is not a policy, a setting is out of its range, or `value` is True and no inner policy
-            has one; at the first step, if a network of one's own has none.
+            has one; at the first step, if a user-defined network has none.
     """
 
     policy: PolicyWithSpec
@@ -101,7 +101,7 @@ def with_info(
     """A policy whose steps have more info: see `WithInfo`.
 
     Args:
-        value: None adds the value where a policy within has one.
+        value: None adds the value if an inner policy has one.
     """
     return WithInfo(policy, log_prob, value, policy_id)
 

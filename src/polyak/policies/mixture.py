@@ -22,13 +22,13 @@ from polyak.policies.wrapper import EpisodeDraw, check_policy, draw_for_new_epis
 class Mixture:
     """One of several policies, drawn by their weights for each environment when an episode begins.
 
-    All of them act at every time step, so that their carries are complete; the actions are the drawn one's, and a script may
-    end where another policy was drawn. `distribution` gets no key: at the beginning of an episode, unless `action` or a
-    wrapper's `action` has drawn, it follows the policy of the largest weight, and so does `predict(deterministic=True)`.
+    All policies act at every time step, so that their carries are complete; only the actions of the drawn policy are used, and
+    a script may end while another policy is drawn. `distribution` gets no key: at the beginning of an episode, unless `action`
+    or a wrapper's `action` has drawn, it follows the policy of the largest weight; `predict(deterministic=True)` does too.
 
     Attributes:
         policies: at least one, all of one spec; their `info` must have one tree.
-        weights: probabilities up to a factor; None for equal ones.
+        weights: probabilities up to a factor; None for equal probabilities.
 
     Raises:
         TypeError: `policies` is no tuple of policies.
@@ -78,7 +78,7 @@ class Mixture:
         return PolicyStep(action, (draw, _after(choice, inner, [step.carry for step in steps])), info)
 
     def _choice(self, draw: EpisodeDraw, time_step: TimeStep) -> tuple[Int32[Array, " B"], EpisodeDraw]:
-        """Which policy each environment follows, and the draw that keeps it until the episode ends."""
+        """The index of each environment's policy, and the draw that fixes it until the episode ends."""
         weights = jnp.asarray(self.weights)
         sums = jnp.cumsum(weights)
         heaviest = jnp.argmax(weights)

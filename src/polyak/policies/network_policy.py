@@ -1,4 +1,4 @@
-"""Policies: pytrees that act. A network's own, and wrappers around any policy."""
+"""Policies, pytrees that act: the policy of a network, and wrappers around any policy."""
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,9 @@ class NetworkPolicy:
         return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that uses the
             network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
-        noise_key: the key of the network's noise; None applies it without noise.
+        noise_key: the key of the network's noise; None applies the network without noise.
         combined: the network has an output for each combination of a MultiDiscrete action, not for each choice of its parts.
-        is_deterministic: the network is an actor without a distribution, as those of TD3 and DDPG: samples are its mode.
+        is_deterministic: the network is an actor without a distribution, as in TD3 and DDPG: samples are its mode.
     """
 
     variables: Variables
@@ -98,13 +98,13 @@ class NetworkPolicy:
 
 @struct
 class Greedy:
-    """The most probable action of another policy: the mode of its distribution, whichever that is.
+    """The most probable action of another policy: the mode of its distribution.
 
     Attributes:
-        policy: whose mode is taken, and whose carry this is.
+        policy: the inner policy.
 
     Raises:
-        TypeError: it is not a policy, or has no spec.
+        TypeError: `policy` is not a policy, or has no spec.
     """
 
     policy: PolicyWithSpec

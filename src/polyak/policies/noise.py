@@ -33,10 +33,10 @@ class GaussianNoise:
 
         a = clip(clip(mode) + scale · ε),    ε ~ N(0, 1)
 
-    Its distribution is that of the clipped action: see `ClippedNormal`. Parts that are no Box are the mode's.
+    Its distribution is the distribution of the clipped action, a `ClippedNormal`. Parts that are no Box are the mode's.
 
     Attributes:
-        policy: whose mode is taken, and whose carry this is.
+        policy: the inner policy.
         scale: the standard deviation, in the units of agents' actions (`EnvSpec.action_bounds`); a number or a schedule.
         env_steps: the argument of the schedule.
 
@@ -57,7 +57,7 @@ class GaussianNoise:
     initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
-        """That of the clipped action, and the inner carry."""
+        """The distribution of the clipped action, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
         mode = inner.mode()
         shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
@@ -75,11 +75,11 @@ class OUNoise:
 
         x' = (1 - θ) x + scale · ε,    a = clip(clip(mode) + x'),    ε ~ N(0, 1),    x = 0 where an episode begins
 
-    For a time step dt use θ·dt and scale·√dt. Its distribution is that of the action given the noise so far; the carry
-    that `distribution` returns is the one without a new ε, and so is that of `predict(deterministic=True)`.
+    For a time step dt use θ·dt and scale·√dt. `distribution` is the distribution of the action given the noise so far; the
+    carries that `distribution` and `predict(deterministic=True)` return have no new ε.
 
     Attributes:
-        policy: whose mode is taken, and whose carry this is.
+        policy: the inner policy.
         scale: the standard deviation of one step, in the units of agents' actions; a number or a schedule.
         theta: how fast the noise returns to 0, in (0, 1]; 1 is `GaussianNoise`.
         env_steps: the argument of the schedule.
@@ -108,7 +108,7 @@ class OUNoise:
         return self.policy.initial_state(batch_size), _box_zeros(self.spec, batch_size)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
-        """That of the clipped action given the noise so far."""
+        """The distribution of the clipped action, given the noise so far."""
         inner, noise = carry
         distribution, inner = self.policy.distribution(time_step, inner)
         mean = self._decay(time_step, noise)
@@ -146,11 +146,11 @@ class ActionSmoothing:
 
         ā' = ā + share · (a - ā),    ā' = a where an episode begins
 
-    Its distribution is that of ā' given ā. Parts that are no Box are the inner policy's.
+    `distribution` is the distribution of ā' given ā. Parts that are no Box are the inner policy's.
 
     Attributes:
-        policy: whose actions, carry and info these are.
-        share: how much of the new action is taken, in (0, 1]; 1 takes all.
+        policy: the inner policy.
+        share: weight of the new action, in (0, 1]; 1 disables smoothing.
 
     Raises:
         TypeError, ValueError: `policy` is not a policy or has no Box action, or `share` is not in (0, 1].
@@ -166,11 +166,11 @@ class ActionSmoothing:
     spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The inner carry, and zeros for the last action, which the first one of an episode does not look at."""
+        """The inner carry, and zeros for the last action, which the first action of an episode does not use."""
         return self.policy.initial_state(batch_size), _box_zeros(self.spec, batch_size)
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
-        """That of the smoothed action; the carry goes on from its mode."""
+        """The distribution of the smoothed action; the carry continues from its mode."""
         inner, last = carry
         distribution, inner = self.policy.distribution(time_step, inner)
         smoothed = self._smooth(distribution, time_step, last)

@@ -1,6 +1,6 @@
 """Small networks in NumPy: the sample, or the mode, of a policy for a batch of observations.
 
-The forward pass is that of `numpy_reader`, the file that is exported beside the weights.
+The forward pass is in `numpy_reader`, the file that is exported with the weights.
 """
 
 import itertools
@@ -39,10 +39,10 @@ of a batch, would differ from one process."""
 
 
 def suits_numpy(network: Network, spec: EnvSpec, num_envs: int, *, with_value: bool = False) -> bool:
-    """Whether the network is a small `MLP`, from one vector to one Discrete or Box action without masks.
+    """Return True for a small `MLP` from one vector to one Discrete or Box action without masks.
 
     Args:
-        with_value: whether the value is needed too, whose layers must be small likewise.
+        with_value: the value is needed too, so the critic's layers must be small.
     """
     settings = policy_settings(network)
     if isinstance(network, Actor):
@@ -58,7 +58,7 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int, *, with_value
 
     Args:
         products: multiplications in one layer.
-        with_value: whether the critic's layers count too.
+        with_value: count the critic's layers too.
     """
     if not isinstance(network, FeedForward | Actor) or not has_plain_layers(network):
         return 0
@@ -77,7 +77,7 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int, *, with_value
 
 
 def has_plain_layers(network: FeedForward | Actor) -> bool:
-    """Whether each layer is a matrix product and an activation, and the outputs are the action's parameters or values."""
+    """Return True if each layer is a matrix product and an activation, and the outputs are action parameters or values."""
     if network.dense.noisy or network.dense.norm:
         return False
     head = network if isinstance(network, Actor) else network.head
@@ -104,8 +104,8 @@ def numpy_sampler(
     """`act(obs, noise)`: the sample that the policy of these NumPy arrays draws with this noise, up to rounding, and its info.
 
     Args:
-        variables: of a network that `suits_numpy`.
-        normalizer: likewise in NumPy, or None.
+        variables: NumPy arrays of a network that `suits_numpy`.
+        normalizer: a normalizer of NumPy arrays, or None.
         squash: Box actions through tanh.
         return_info: info is the value and the action's parameters, as of `NetworkPolicy`; else `()`.
     """

@@ -20,7 +20,7 @@ from polyak.policies.numpy_network import Numbers, action_noise, numpy_mode, num
 
 
 def numpy_actor(policy: Any, num_envs: int) -> NumPyActor | None:
-    """How a policy acts in NumPy, or None where it cannot or a compiled call is faster.
+    """The actor of a policy in NumPy; None if NumPy cannot compute it or a compiled call is faster.
 
     Args:
         policy: the policy, or its shapes.
@@ -114,7 +114,7 @@ def _random_warm_start(policy: RandomWarmStart, num_envs: int) -> NumPyActor | N
         return None
 
     def noise(policy: RandomWarmStart, key: PRNGKeyArray, num_envs: int) -> Array:
-        """The inner policy's beside the random action, `[B, 2, ...]`."""
+        """The inner policy's noise and the random action, `[B, 2, ...]`."""
         random_key, key = jax.random.split(key)
         random = uniform_over(policy.spec, num_envs).sample(seed=random_key)
         return jnp.stack([inner.noise(policy.policy, key, num_envs), random], axis=1)

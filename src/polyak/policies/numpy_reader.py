@@ -20,7 +20,7 @@ ACTIVATIONS: dict[str, Any] = {
 
 
 def load(path: Any) -> "Policy":
-    """The policy in a file; nothing in it is run, and it takes no more memory than the file's size a few times."""
+    """Load the policy in a file; no code in it is run, and memory stays below a few times the file's size."""
     with open(path, "rb") as file:
         data = file.read()
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -40,7 +40,7 @@ def load(path: Any) -> "Policy":
 
 
 def array_of(npy: bytes) -> Any:
-    """The array in a `.npy` file, where it lies: a size that is not that of the file is an error, and so are objects."""
+    """A view of the array in a `.npy` file; objects, and a size that differs from the file's, are errors."""
     file = io.BytesIO(npy)
     read_magic(file)
     shape, is_fortran, dtype = read_array_header_1_0(file)
@@ -80,7 +80,7 @@ def make_network(arrays: Any, layers: int, activation: str, rows: int | None = N
 
 
 class Policy:
-    """The greedy policy; `about` says how many layers there are and what comes before and after them."""
+    """The greedy policy; `about` describes the layers and the scaling of observations and actions."""
 
     def __init__(self, about: Any, arrays: Any) -> None:
         self.about, self.arrays = about, arrays

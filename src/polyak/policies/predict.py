@@ -1,4 +1,4 @@
-"""From a NumPy observation to an action: the `predict` and `as_python` of all policies."""
+"""`predict` and `as_python` of all policies: from a NumPy observation to an action."""
 
 import weakref
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class ModeInNumPy(Protocol):
     """A policy without a recurrent state whose mode NumPy computes faster than a call of JAX."""
 
     def mode_in_numpy(self) -> tuple[int, Mode] | None:
-        """Up to which batch size it does, and `mode(obs)`; None for never."""
+        """Return the largest batch size that NumPy computes faster, and `mode(obs)`; None if it never does."""
         ...
 
 
@@ -62,17 +62,17 @@ def predict(
     """NumPy in, NumPy out: the environment's own action (clipped or rescaled, counted from its `start`) for an observation.
 
     The mode of a small `MLP` is computed in NumPy, which for one observation costs less than the call of a JAX
-    function: the same bits at every call, and up to rounding those of `policy.distribution(...)` compiled.
+    function: the same bits at every call, equal to `policy.distribution(...)` up to rounding.
 
     A Python policy's exceptions are raised as they are, also from inside wrappers.
 
     Args:
         obs: one observation, or a batch of them along a first axis.
-        carry: what the previous call returned; None at the start of an episode.
+        carry: the carry that the previous call returned; None at the start of an episode.
         deterministic: the mode of the distribution; else a sample, for which a `key` is needed.
         first: one bool per observation, True where an episode begins: its carry is reset.
-        action_mask: which actions are allowed, as the observation single or batched, and in the tree of the action space;
-            needed where the environment has masks.
+        action_mask: the allowed actions, single or batched as the observation, in the tree of the action space; needed if the
+            environment has masks.
 
     Raises:
         TypeError: an observation of the wrong kind of number.
@@ -122,11 +122,11 @@ def _act(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKe
 
 @short_repr("spec")
 class AsPython:
-    """A policy as an object with `initial_state` and `action`; one that is not recurrent also as a function of the observation.
+    """A policy as an object with `initial_state` and `action`; without recurrent state also as a function of the observation.
 
     Actions are the policy's own, bit for bit, as agents choose them (counted from 0, before `spec.native_action`); a Box
     action beyond its bounds is clipped, as by the environment. So `PythonPolicy(policy.as_python(), spec)` acts as the policy
-    does, a recurrent one with `carry_spec=` that of this object. For the environment's own actions there is `predict`.
+    does; a recurrent policy needs `carry_spec=` this object's `carry_spec`. `predict` returns the environment's own actions.
 
     Args:
         act: `(time_step, carry, seed) -> (action, carry)`, in NumPy.
@@ -187,7 +187,7 @@ def as_python(policy: PolicyWithSpec, *, deterministic: bool = True) -> AsPython
     """The policy as a plain NumPy callable, for one observation or a batch: see `AsPython`.
 
     Args:
-        deterministic: the mode of its distribution; else a draw, by the seed.
+        deterministic: return the mode of its distribution; else a draw, by the seed.
     """
 
     def act(time_step: TimeStep, carry: PyTree, seed: int) -> tuple[PyTree, PyTree]:
@@ -197,7 +197,7 @@ def as_python(policy: PolicyWithSpec, *, deterministic: bool = True) -> AsPython
 
 
 class _Form(NamedTuple):
-    """What is cached of a policy for as long as it lives."""
+    """The cached data of a policy, for its lifetime."""
 
     policy: "weakref.ref[Any]"
     arrays: list[Any]
@@ -235,7 +235,7 @@ def first_of_batch(first: Any, size: int, starts: bool) -> npt.NDArray[np.bool_]
     """The user's `first` as `[B]`; True everywhere where `starts`.
 
     Raises:
-        ValueError: it is not one bool per observation.
+        ValueError: `first` is not one bool per observation.
     """
     if first is None or starts:
         return np.full(size, starts)
@@ -289,7 +289,7 @@ def _mask_batch(spec: EnvSpec, action_mask: Any, batch: int | None, owner: str) 
     """The mask in the tree of the action space, with a batch axis; None for the parts that are not masked.
 
     Raises:
-        ValueError: it is missing, does not fit the space, or allows nothing.
+        ValueError: the mask is missing, does not fit the space, or allows nothing.
     """
     if action_mask is None:
         if spec.has_action_mask:

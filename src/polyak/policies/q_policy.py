@@ -1,4 +1,4 @@
-"""How agents of action values explore: epsilon-greedy, Boltzmann, and noise of the network that is new at every step."""
+"""Exploration of agents of action values: epsilon-greedy, Boltzmann, and noise of the network that is new at every step."""
 
 import dataclasses
 

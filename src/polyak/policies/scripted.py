@@ -42,7 +42,7 @@ class Uniform:
         return ()
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
-        """Uniform over what the mask allows."""
+        """The uniform distribution over the allowed actions."""
         return uniform_over(self.spec, time_step.first.shape[0], time_step.action_mask), carry
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
@@ -70,12 +70,12 @@ class Script:
 
 @struct
 class ScriptPosition:
-    """Where each environment stands in a script.
+    """The position of each environment in a script.
 
     Attributes:
-        step: of its episode, from 0.
-        failed: some episode went on after the script had ended.
-        length: of the script, in steps.
+        step: step of the episode, from 0.
+        failed: an episode continued after the script's end.
+        length: length of the script, in steps.
     """
 
     step: Int32[Array, " B"]
@@ -83,7 +83,7 @@ class ScriptPosition:
     length: int = static()
 
     def failed_envs(self) -> Bool[Array | np.ndarray, " B"]:
-        """Where the script has ended too early."""
+        """True for environments whose episode continued after the script's end."""
         return self.failed
 
     def clear(self, envs: Bool[Array, " B"]) -> "ScriptPosition":
@@ -103,9 +103,9 @@ class ScriptPosition:
 class Scripted:
     """A script of actions: each for a number of steps, from the beginning of every episode.
 
-    An episode that goes on after the script's end is an error. A step that only resets the environment does not count as one,
-    for its action is ignored. Compiled code cannot raise: there the last action is repeated, `ScriptPosition.failed` in the
-    carry is set, and `evaluate`, `train.collect`, `predict` and the training loops raise a RuntimeError.
+    An episode that continues after the script's end is an error. A step that only resets the environment does not count: its
+    action is ignored. Compiled code cannot raise: there the last action is repeated, `ScriptPosition.failed` in the carry is
+    set, and `evaluate`, `train.collect`, `predict` and the training loops raise a RuntimeError.
 
     Attributes:
         spec: the spaces.
@@ -113,7 +113,7 @@ class Scripted:
 
     Raises:
         TypeError: `spec` is none, or `script` is no such list.
-        ValueError: it is empty, a repeat is below 1, or an action does not fit the space.
+        ValueError: the script is empty, a repeat is below 1, or an action does not fit the space.
 
     >>> from polyak.core.spaces import Box, Discrete
     >>> policy = Scripted(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), [(3, 0), (2, 1)])
@@ -138,7 +138,7 @@ class Scripted:
         over = step >= ends[-1]
         part = jnp.minimum(jnp.sum(step[:, None] >= ends[None], axis=1, dtype=jnp.int32), ends.shape[0] - 1)
         ignored = jnp.asarray(time_step.terminated) | jnp.asarray(time_step.truncated)
-        # Held where it is, so that it never wraps.
+        # Constant after the end, so that it never wraps.
         carry = ScriptPosition(jnp.where(over, step, step + 1), carry.failed | (over & ~ignored), carry.length)
         return Deterministic(jax.tree.map(lambda x: jnp.asarray(x)[part], self.script.actions)), carry
 

@@ -20,7 +20,7 @@ from polyak.policies.wrapper import inner_spec
 
 @runtime_checkable
 class SDESettings(Protocol):
-    """The settings of an agent that may explore so."""
+    """The settings of an agent with state-dependent exploration."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -84,41 +84,41 @@ class StateDependentExploration:
         return SDECarry(jnp.zeros((batch_size, *features), jnp.float32), jnp.full(batch_size, -1, jnp.int32))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
-        """That of the action over all draws of ε."""
+        """The distribution of the action over all draws of ε."""
         distribution, _ = self.policy.distribution(time_step)
         return distribution, carry
 
     def action(self, time_step: TimeStep, carry: SDECarry, key: PRNGKeyArray) -> PolicyStep:
         """The mean with the noise of the state."""
         steps = carry.steps + 1
-        is_due = (steps == 0) | jnp.asarray(time_step.first)
+        is_drawn = (steps == 0) | jnp.asarray(time_step.first)
         if self.sample_freq is not None:
-            is_due |= steps >= self.sample_freq
+            is_drawn |= steps >= self.sample_freq
         fresh = jax.random.normal(key, carry.noise.shape, carry.noise.dtype)
-        noise = jnp.where(is_due[:, None, None], fresh, carry.noise)
+        noise = jnp.where(is_drawn[:, None, None], fresh, carry.noise)
         variables, obs = self.policy.variables, self.policy.network_obs(time_step)
         (params, value), _, _ = self.policy.network.apply(variables, obs)
         sde = sde_of(variables, obs)
         shift = jnp.einsum("bf,bfa->ba", sde.features, sde.std[None] * noise)
         action: Any = params["loc"] + shift.reshape(params["loc"].shape)
         action = jnp.tanh(action) if self.policy.squash else action
-        return PolicyStep(action, SDECarry(noise, jnp.where(is_due, 0, steps)), self.policy.info(params, value))
+        return PolicyStep(action, SDECarry(noise, jnp.where(is_drawn, 0, steps)), self.policy.info(params, value))
 
     predict = predict
     as_python = as_python
 
 
 def has_sde(network: Network) -> bool:
-    """Whether this is a built-in network for state-dependent exploration."""
+    """Return True for a built-in network for state-dependent exploration."""
     settings = policy_settings(network)
     return settings is not None and settings.std == "sde"
 
 
 def check_sde(settings: SDESettings, network: Network) -> None:
-    """Check that an agent's `sde_sample_freq` is set where its network has `std="sde"`, and only there.
+    """Check that an agent's `sde_sample_freq` is set if and only if its network has `std="sde"`.
 
     Raises:
-        ValueError: it is not, or the action is not one Box.
+        ValueError: only one of the two is set, or the action is not one Box.
     """
     owner, sample_freq, action = type(settings).__name__, settings.sde_sample_freq, settings.spec.action
     if sample_freq is not None and not isinstance(action, Box):
@@ -131,10 +131,10 @@ def check_sde(settings: SDESettings, network: Network) -> None:
 
 
 def check_no_sde(owner: str, network: Network) -> None:
-    """Check that a network is none for state-dependent exploration, which the agent has not.
+    """Check that a network is not for state-dependent exploration, which the agent does not support.
 
     Raises:
-        ValueError: it is.
+        ValueError: the network has `std="sde"`.
     """
     if has_sde(network):
         raise ValueError(f"{owner}: has no state-dependent exploration, so its network must have another std than 'sde'")

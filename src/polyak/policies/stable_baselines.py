@@ -42,9 +42,9 @@ class StableBaselinesPolicy:
         """The actions for a batch of observations (or for one), and the recurrent state, None for a policy without one.
 
         Args:
-            state: what the previous call returned; None at the start.
+            state: the state that the previous call returned; None at the start.
             episode_start: `[N]` bool: where an episode begins, and the state is reset.
-            action_masks: which actions are allowed.
+            action_masks: the allowed actions.
         """
         first = None if episode_start is None or state is None else np.asarray(episode_start, bool)
         # Exported policies take no masks.

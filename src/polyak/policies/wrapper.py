@@ -1,6 +1,6 @@
-"""What policies around another policy share: their common methods, their checks, and draws made once an episode.
+"""Functions of wrappers, policies around another policy: common methods, checks, and draws made once an episode.
 
-A wrapper's class takes the methods over by name: `spec = inner_spec`, `initial_state = inner_initial_state`.
+A wrapper's class assigns the methods by name: `spec = inner_spec`, `initial_state = inner_initial_state`.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -114,11 +114,11 @@ def check_wrapped(owner: str, policy: PolicyWithSpec, kinds: tuple[type, ...], *
     """Check that a policy's actions are of these kinds: all of them, or at least one.
 
     Args:
-        instead: the way out, for the error.
+        instead: advice, for the error.
 
     Raises:
-        TypeError: it is no policy, or has no spec.
-        ValueError: its action space does not suit.
+        TypeError: the value is no policy, or has no spec.
+        ValueError: its action space has other kinds.
     """
     check_policy(owner, policy)
     suits = [isinstance(leaf, kinds) for _, leaf in leaf_spaces(policy.spec.action)]
@@ -132,7 +132,7 @@ def check_policy(owner: str, policy: Any) -> None:
     """Check that this is a policy that knows its spaces.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the value is something else.
     """
     if not isinstance(policy, Policy) or getattr(policy, "spec", None) is None:
         raise TypeError(f"{owner}: policy must have initial_state, distribution, action and spec, got {policy!r}")
@@ -142,7 +142,7 @@ def check_env_steps(policy: Any) -> None:
     """Check the field `env_steps`, which the schedules of a policy follow, and make it a leaf that `jit` takes.
 
     Raises:
-        TypeError, ValueError: it is no number, negative, or more than 2³² - 1.
+        TypeError, ValueError: the value is no number, negative, or more than 2³² - 1.
     """
     env_steps = policy.env_steps
     if isinstance(env_steps, StepCount):

@@ -81,7 +81,7 @@ def _reject_grad(leaves: Any, tangents: Any, *, name: str, **_: Any) -> NoReturn
 
 
 def _device_count(context: Any) -> int:
-    """The devices that a program is lowered for: by hand over a mesh (`shard_map`), or split by the compiler."""
+    """Number of devices of the program that is lowered: of the mesh (`shard_map`), or of the compiler's partition."""
     try:
         return int(context.mesh.size)
     except AttributeError:

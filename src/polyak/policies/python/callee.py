@@ -78,11 +78,11 @@ class PythonCallee:
     Attributes:
         spec: the spaces.
         calls: counts and errors.
-        takes_time_step: it takes the whole time step and the carry, not the observation alone.
-        takes_seed: it takes one.
-        batched: it takes a batch.
-        has_distribution: it has a method `distribution`.
-        actions, carries, infos, parameters: check what it returns.
+        takes_time_step: the callee takes time step and carry, not only the observation.
+        takes_seed: the callee takes a seed.
+        batched: the callee takes a batch.
+        has_distribution: the callee has a method `distribution`.
+        actions, carries, infos, parameters: checks of the callee's outputs.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class PythonCallee:
         return self.calls.name
 
     def initial_state(self, batch_size: int) -> PyTree:
-        """The initial carry of each environment: the object's own, called every time, else that of `carry_spec`.
+        """The initial carry of each environment: from the object's `initial_state`, called every time, else from `carry_spec`.
 
         Raises:
-            TypeError, ValueError: the object's does not fit its `carry_spec`.
+            TypeError, ValueError: the object's carry does not fit its `carry_spec`.
         """
         if not self.is_object:
             return initial_carry_values(self._carry_spec, batch_size)
@@ -302,10 +302,10 @@ def _where_first(first: npt.NDArray[np.bool_], fresh: PyTree, carry: PyTree) -> 
 
 
 def _signature(target: Any, is_object: bool, who: str) -> tuple[bool, bool, bool]:
-    """Whether it takes the time step, takes a seed, and takes it by name.
+    """Return three flags: the function takes the time step, takes a seed, and takes the seed by name.
 
     Raises:
-        TypeError: it can be called in none of the ways.
+        TypeError: the function can be called in none of the supported ways.
     """
     function = target.action if is_object else target
     ways = "(time_step, carry[, seed])" if is_object else "(obs[, seed]) or (time_step, carry[, seed])"

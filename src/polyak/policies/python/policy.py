@@ -39,20 +39,20 @@ class PythonPolicy:
     does.
 
     Actions are an agent's: counted from 0, and within [-1, 1] where the environment rescales. Integers and floats of any width
-    are cast to a Box's float32; integers of any width, bools, and floats without a fraction to integers; lists of such numbers
-    likewise. Everything else is an error that names the policy, what was returned and what is expected.
+    are cast to a Box's float32; integers of any width, bools, and floats without a fraction to integers; and so are lists of
+    such numbers. Everything else is an error that names the policy, the returned value and the expected one.
 
     Attributes:
-        variables: the arrays that it declared, else `()`.
+        variables: the arrays that the target declared, else `()`.
         callee: the Python half.
 
     Args:
         target: the function or object.
         spec: the environment's spaces.
-        batched: it takes a batch.
+        batched: the target takes a batch.
         carry_spec: a tree of spaces, of shapes with dtypes, or of arrays that are also the first values; for one environment.
-        info_spec: likewise of the info that it returns.
-        name: for messages; the function's or the class's own if None.
+        info_spec: the spec of the returned info, in the same form.
+        name: for messages; None takes the name of the function or class.
         timeout: seconds for one call, which then runs in a thread of its own.
         on_error: `"clip"`: actions out of bounds are clipped, and counted in `clipped`; NaN is an error all the same.
         check: False skips the checks for NaN, bounds and actions that `action_mask` forbids, and the observation's.
@@ -62,7 +62,7 @@ class PythonPolicy:
             are NumPy arrays.
 
     Raises:
-        TypeError, ValueError: an argument; the target can be called in none of the ways.
+        TypeError, ValueError: an argument is invalid, or the target can be called in none of the supported ways.
 
     >>> import numpy as np
     >>> from polyak.core.spaces import Box, Discrete
@@ -122,12 +122,12 @@ class PythonPolicy:
 
     @property
     def num_calls(self) -> int:
-        """How many steps it was called for."""
+        """Number of steps that the callee was called for."""
         return self.callee.calls.count
 
     @property
     def clipped(self) -> int:
-        """How many numbers of its actions were out of bounds, with `on_error="clip"`."""
+        """Count of numbers in its actions that were out of bounds, with `on_error="clip"`."""
         return self.callee.actions.clipped
 
     def raising(self) -> ExceptionRelay:

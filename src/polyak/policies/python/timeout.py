@@ -31,7 +31,7 @@ class Deadline:
         """`function(*args)`.
 
         Raises:
-            TimeoutError: it did not return in time.
+            TimeoutError: the function did not return in time.
         """
         try:
             worker = self._idle.pop()

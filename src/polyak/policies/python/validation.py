@@ -102,7 +102,7 @@ class OutputChecker:
         return leaves
 
     def _array(self, spec: ArraySpec, value: Any, shape: tuple[int, ...], where: str) -> Numbers:
-        """As an array of the right shape and a dtype that can be cast."""
+        """Convert to an array of the right shape and a dtype that can be cast."""
         if type(value) is np.ndarray and value.shape == shape and value.dtype == spec.dtype:
             return value
         name = self._name(spec, where)
@@ -232,7 +232,7 @@ def _to_integers(value: Any) -> Any:
 
 
 def _hint(value: Any) -> str:
-    """What to do about a value that is no array."""
+    """Advice for a value that is no array, for an error."""
     match value:
         case np.ma.MaskedArray():
             return "; replace the masked entries, e.g. by value.filled(0)"
