@@ -97,7 +97,7 @@ def test_gradient_steps_must_be_whole():
             {"replay": polyak.UniformReplay(4, frame_stack=4), "num_steps": 2},
             1,
             1,
-            "capacity=4 must be at least 6 .* draws of 4 steps",
+            "capacity=4 must be at least 6 .* draws of 4 consecutive steps",
         ),
         ({"replay": polyak.UniformReplay(511)}, 2, 2, "capacity=511 must be divisible by devices=2"),
         ({"batch_size": 7}, 1, 4, "batch_size=7 must be divisible by devices=4"),

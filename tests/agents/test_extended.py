@@ -37,7 +37,7 @@ def test_mixed_steps_sum_as_many_rewards_and_each_number_is_as_frequent(page):
     # Far from the end of the episode and of the stream.
     counts = np.bincount(summed[(start < 17) | ((start > 20) & (start < 37))], minlength=4)[1:]
     np.testing.assert_allclose(counts / counts.sum(), 1 / 3, atol=0.04)
-    with pytest.raises(ValueError, match="draws of 9 steps in a row"):
+    with pytest.raises(ValueError, match="draws of 9 consecutive steps"):
         dataclasses.replace(replay, capacity=8, most_steps=9).check(1, 1)
 
 

@@ -147,22 +147,22 @@ def prioritized_agent():
 def test_no_batches_are_drawn_before_learning_starts():
     agent = prioritized_agent()
     replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(0))
-    assert int(replay.size) == 8 and int(drawn.env_steps) == 16 and not drawn.priorities.is_due
+    assert int(replay.size) == 8 and int(drawn.env_steps) == 16 and not drawn.priorities.is_learning
     assert drawn.batches.reward.shape == (8, 4) and not any(np.any(x) for x in jax.tree.leaves(drawn.batches))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_due", [True, False])
-def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_due):
+@pytest.mark.parametrize("is_learning", [True, False])
+def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_learning):
     agent = prioritized_agent()
     replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(100))
     assert drawn.batches.reward.shape == (8, 4) and int(drawn.env_steps) == 116
     sizes = jnp.arange(1.0, 33.0).reshape(8, 4)
-    after = agent.return_errors(replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_due)))
+    after = agent.return_errors(replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_learning)))
     wanted = dict.fromkeys(np.flatnonzero(np.asarray(replay.rows.valid)).tolist(), 1.0)
     for index, size in zip(np.asarray(drawn.batches.index), np.asarray(sizes), strict=True):
         # Of a row that was drawn twice, the larger of one batch, and the last batch's.
-        wanted |= {row: max(size[index == row]) for row in index.tolist()} if is_due else {}
+        wanted |= {row: max(size[index == row]) for row in index.tolist()} if is_learning else {}
     got = agent.replay.sample(after, KEY, 4096, num_envs=2, gamma=0.99)
     counts = np.bincount(np.asarray(got.index), minlength=256) / 4096
     expected = np.zeros(256)

@@ -192,7 +192,7 @@ def test_a_data_set_that_does_not_fit_is_rejected_by_name(change, error, message
 
 
 def test_what_is_no_data_set_is_rejected():
-    with pytest.raises(TypeError, match=r"from_minari: dataset must be a name or what minari.load_dataset returns, got int 3"):
+    with pytest.raises(TypeError, match=r"from_minari: dataset must be a name or a data set of minari.load_dataset, got int 3"):
         from_minari(3, SPEC)
 
 

@@ -231,7 +231,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         keys = self._keys_of_steps(key, num_envs * devices)
         if axis_name is not None:
             keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
-        is_learning = self._is_due(env_steps, replay.size, num_envs * devices)
+        is_learning = self._is_learning(env_steps, replay.size, num_envs * devices)
         draw = self._draw_options(env_steps, num_envs) | {"axis_name": axis_name}
 
         def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
@@ -259,7 +259,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             if has_priorities or isinstance(ring, DrawnReplay):
                 current = dataclasses.replace(replay, priorities=priorities)
                 error = log.terms["priority"] if has_priorities else jnp.zeros(index.shape, jnp.float32)
-                priorities = ring.set_priorities(current, index, error, due=is_learning, axis_name=axis_name).priorities
+                priorities = ring.set_priorities(current, index, error, enabled=is_learning, axis_name=axis_name).priorities
             return (copies, priorities), log
 
         follow = self.follow()
@@ -300,7 +300,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         before, replay = replay.dropped, self.replay.add(replay, without_returns(self, rollout))
         num_envs = rollout.reward.shape[1]
         env_steps = env_steps + rollout.valid.sum(dtype=jnp.uint32)
-        options, is_learning = self._draw_options(env_steps, num_envs), self._is_due(env_steps, replay.size, num_envs)
+        options, is_learning = self._draw_options(env_steps, num_envs), self._is_learning(env_steps, replay.size, num_envs)
 
         def draw(keys: Array) -> Transition:
             # One after another: together they would need the memory of all while they are drawn.
@@ -329,7 +329,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             return replay
 
         def set_priorities(replay: ReplayState, batch: tuple[Array, Array]) -> tuple[ReplayState, None]:
-            return self.replay.set_priorities(replay, *batch, due=errors.is_due), None
+            return self.replay.set_priorities(replay, *batch, enabled=errors.is_learning), None
 
         return jax.lax.scan(set_priorities, replay, (errors.index, errors.sizes))[0]
 
@@ -426,7 +426,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """The arguments of the replay's `sample`."""
         return {"num_envs": num_envs, "n_step": self.n_step, "gamma": self.gamma, "env_steps": env_steps}
 
-    def _is_due(self, env_steps: StepCount, size: UInt32[Array, ""], num_envs: int) -> Array:
+    def _is_learning(self, env_steps: StepCount, size: UInt32[Array, ""], num_envs: int) -> Array:
         """Return True if an update takes gradient steps: after `learning_starts`, and with enough transitions in the replay.
 
         A resumed run may start with an empty replay. `learning_starts` transitions are enough, or as many as the replay holds.

@@ -1,4 +1,4 @@
-"""Checks of what is given to a replay, before anything is stored."""
+"""Checks of the arrays that are added to a replay, before anything is stored."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def check_rows(rows: Any, stored: Any) -> None:
 
     Args:
         rows: with `obs`, `action` and `action_mask`, leaves `[T, B, ...]`.
-        stored: likewise, leaves `[capacity, ...]`.
+        stored: the same names, leaves `[capacity, ...]`.
 
     Raises:
         ValueError: the first leaf that differs, with both shapes.
     """
     got, wanted = (jax.tree_util.tree_leaves_with_path((tree.obs, tree.action, tree.action_mask)) for tree in (rows, stored))
     if [path for path, _ in got] != [path for path, _ in wanted]:
-        raise ValueError("Replay: the trees of observations, actions and masks must be those of the replay")
+        raise ValueError("Replay: observations, actions and masks must have the trees of the replay")
     for (path, x), (_, y) in zip(got, wanted, strict=True):
         if (x.shape[2:], x.dtype) != (y.shape[1:], y.dtype):
             name = NAMES[path[0].idx] + jax.tree_util.keystr(path[1:])
@@ -30,7 +30,7 @@ def check_rows(rows: Any, stored: Any) -> None:
 
 
 def check_stacks(obs: PyTree, frame_stack: int) -> None:
-    """Check that observations are stacks of so many frames, along their first axis.
+    """Check that observations are stacks of `frame_stack` frames, along their first axis.
 
     Raises:
         ValueError: a leaf has another first axis, or none.

@@ -25,22 +25,22 @@ class DataSet(Protocol):
 def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: int = 1) -> Rollout:
     """The episodes of a Minari data set as one rollout `[T, num_envs]` of NumPy arrays, for `agent.add`.
 
-    Each episode is appended to the shortest of `num_envs` streams, as environments that reset on the next step return them. The
-    streams end with the shortest one, T a multiple of `num_steps`; what the others have more is left out. An episode that
-    neither terminated nor was truncated was cut off by the recording: it counts as truncated.
+    Each episode is appended to the shortest of `num_envs` streams, as environments that reset on the next step return them. All
+    streams are cut to the shortest one, T a multiple of `num_steps`. An episode that neither terminated nor was truncated was
+    cut off by the recording: it counts as truncated.
 
     Args:
-        dataset: its name, such as `"D4RL/door/human-v2"`, which must have been downloaded (`minari download`); or what
+        dataset: the name of a downloaded data set (`minari download`), such as `"D4RL/door/human-v2"`; or a data set that
             `minari.load_dataset` returned.
-        spec: of the environment, whose actions and observations are converted to the agent's; without action masks, which
-            data sets have not.
-        num_envs: environments of the run that is to learn from it.
+        spec: the environment's spaces; observations and actions are converted to the agent's. It must not have action masks,
+            because data sets have none.
+        num_envs: environments of the run that learns from the data set.
         num_steps: the agent's `num_steps`.
 
     Raises:
         ImportError: `dataset` is a name and minari is not installed.
-        TypeError, ValueError: `dataset` is neither, its arrays do not fit the spec, there are fewer episodes than environments,
-            or streams shorter than `num_steps`.
+        TypeError, ValueError: `dataset` is something else, its arrays do not fit the spec, there are fewer episodes than
+            environments, or streams shorter than `num_steps`.
     """
     check_env_spec("from_minari", spec)
     for name, value in (("num_envs", num_envs), ("num_steps", num_steps)):
@@ -49,7 +49,7 @@ def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: in
     lengths = [0] * num_envs
     loaded = _load(dataset) if isinstance(dataset, str) else dataset
     if not isinstance(loaded, DataSet):
-        raise TypeError(f"from_minari: dataset must be a name or what minari.load_dataset returns, got {describe(dataset)}")
+        raise TypeError(f"from_minari: dataset must be a name or a data set of minari.load_dataset, got {describe(dataset)}")
     for episode in loaded.iterate_episodes():
         shortest = int(np.argmin(lengths))
         steps, actions = _read_episode(episode, spec)

@@ -21,26 +21,26 @@ class Errors:
         index: `Transition.index` of the batches.
         sizes: |δ| of each transition; 0 where it was not learned from yet.
         count: batches so far.
-        is_due: whether the update takes gradient steps.
+        is_learning: the update takes gradient steps.
     """
 
     index: Int32[Array, "U N"]
     sizes: Float[Array, "U N"]
     count: Int32[Array, ""]
-    is_due: Bool[Array, ""]
+    is_learning: Bool[Array, ""]
 
 
 @struct
 class DrawnBatches:
-    """What stands in an agent's state in the place of its `ReplayState`.
+    """Batches drawn in advance; they replace the `ReplayState` in an agent's state.
 
     Attributes:
-        batches: of all gradient steps of the next update, leaves `[U, N, ...]`.
-        size: as of the `ReplayState` that holds the update's rollout already.
-        dropped: as of that before the rollout.
-        newly_dropped: those of the rollout.
-        env_steps: of the agent's state after the update.
-        metrics: of the priorities, by tag; empty without them.
+        batches: the batches of all gradient steps of the next update, leaves `[U, N, ...]`.
+        size: `ReplayState.size`, with the update's rollout.
+        dropped: `ReplayState.dropped`, without the update's rollout.
+        newly_dropped: dropped transitions of the update's rollout.
+        env_steps: the `env_steps` of the agent's state after the update.
+        metrics: metrics of the priorities, by tag; empty without priorities.
         priorities: the TD errors, from which the replay's priorities are set after the update.
     """
 
@@ -54,7 +54,7 @@ class DrawnBatches:
 
 
 class DrawnReplay:
-    """A replay whose batches are drawn; it has the methods that an update calls."""
+    """A replay with batches drawn in advance; it has the methods that an update calls."""
 
     def add(self, state: DrawnBatches, rollout: Rollout) -> DrawnBatches:
         """The rollout is in the replay already."""
@@ -66,13 +66,13 @@ class DrawnReplay:
         return batch
 
     def set_priorities(
-        self, state: DrawnBatches, index: Array, td_error: Float[Array, " N"], *, due: PyTree, axis_name: str | None = None
+        self, state: DrawnBatches, index: Array, td_error: Float[Array, " N"], *, enabled: PyTree, axis_name: str | None = None
     ) -> DrawnBatches:
         """Keep the errors; the replay gets them after the update."""
         errors = state.priorities
-        sizes = errors.sizes.at[errors.count].set(jnp.where(due, td_error, 0.0))
+        sizes = errors.sizes.at[errors.count].set(jnp.where(enabled, td_error, 0.0))
         return dataclasses.replace(state, priorities=dataclasses.replace(errors, sizes=sizes, count=errors.count + 1))
 
     def metrics(self, state: DrawnBatches, *, axis_name: str | None = None) -> dict[str, Array]:
-        """Those of the priorities before the update."""
+        """The metrics of the priorities before the update."""
         return state.metrics

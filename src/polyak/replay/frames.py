@@ -32,13 +32,13 @@ def observations(
 ) -> tuple[PyTree, Int32[Array, " N"]]:
     """The observations of rows `slot * num_envs + env`, and how many rows, up to this one, each was read from.
 
-    A frame of another game is never in a stack; one of an earlier life of the same game is, as in the environment. A stack
+    A stack never has a frame of another game; it has frames of earlier lives of the same game, as in the environment. A stack
     that begins before its stream counts as read from `NOT_STORED` rows.
 
     Args:
         rows: the replay's `Rows`.
         frame_stack: frames of an observation, the row's own the last.
-        padding: what stands before a game's first frame.
+        padding: the frames before a game's first frame.
     """
     slot = slot % slots
     if rows.game_first is None:
@@ -57,6 +57,6 @@ def observations(
 
 
 def is_between_streams(rows: Any, index: Int32[Array, "*N"]) -> Bool[Array, "*N"]:
-    """Which of the replay's `Rows` stand between two streams, marked by `polyak.replay.streams.end_stream`."""
+    """True for rows between two streams, marked by `polyak.replay.streams.end_stream`."""
     is_between: Array = rows.terminated[index] & rows.truncated[index] & ~rows.valid[index]
     return is_between

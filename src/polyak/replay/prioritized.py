@@ -1,4 +1,4 @@
-"""Prioritized replay: transitions are drawn in proportion to their last TD error, and weighted for it."""
+"""Prioritized replay: transitions are drawn in proportion to their last TD error, with importance weights."""
 
 import dataclasses
 from functools import partial
@@ -24,11 +24,11 @@ LARGEST_PRIORITY = 1e28
 
 @struct
 class Priorities:
-    """What a prioritized replay stores beside its rows.
+    """The priorities of a prioritized replay.
 
     Attributes:
         tree: (|δ| + ε)^α of each row that can be drawn, 0 for the others.
-        largest: the largest so far, that of new rows; 1 at first.
+        largest: the largest priority so far, which new rows get; 1 at first.
         rejected: priorities that were NaN, infinite or negative, and therefore not set.
     """
 
@@ -57,7 +57,7 @@ class PrioritizedReplay(Replay):
         beta: β, a number or a schedule of `env_steps`; 1 corrects completely for the draws, 0 not at all.
         eps: ε, in the units of the TD error; with 0, transitions without an error are not drawn again.
         frame_stack: frames of an observation, as in `UniformReplay`.
-        frame_padding: what a stack has before the first frame of a game, as in `UniformReplay`.
+        frame_padding: the frames of a stack before the first frame of a game, as in `UniformReplay`.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
@@ -142,7 +142,7 @@ class PrioritizedReplay(Replay):
         index: Int32[Array, " N"],
         td_error: Float[Array, " N"],
         *,
-        due: Bool[Array, ""] | bool = True,
+        enabled: Bool[Array, ""] | bool = True,
         axis_name: str | None = None,
     ) -> ReplayState:
         """The replay with the priorities (|δ| + ε)^α of rows that were drawn.
@@ -154,11 +154,11 @@ class PrioritizedReplay(Replay):
         is_accepted = jnp.isfinite(td_error) & (td_error >= 0)
         size = jnp.where(is_accepted, td_error, 0.0) + jnp.asarray(self.eps, jnp.float32)
         value = jnp.minimum(size ** jnp.asarray(self.alpha, jnp.float32), LARGEST_PRIORITY)
-        is_set = is_accepted & state.rows.valid[index] & due
+        is_set = is_accepted & state.rows.valid[index] & enabled
         largest = jnp.max(jnp.where(is_set, value, 0.0), initial=0.0)
         largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
         tree = priorities.tree.set(index, value, is_set, num_rows(state))
-        rejected = sum_over_devices(jnp.sum(~is_accepted & due, dtype=jnp.uint32), axis_name)
+        rejected = sum_over_devices(jnp.sum(~is_accepted & enabled, dtype=jnp.uint32), axis_name)
         priorities = Priorities(tree, jnp.maximum(priorities.largest, largest), priorities.rejected + rejected)
         return dataclasses.replace(state, priorities=priorities)
 
@@ -179,7 +179,7 @@ class PrioritizedReplay(Replay):
 
 
 def num_rows(state: ReplayState) -> Int32[Array, ""]:
-    """The rows that were written since the replay was last empty: those of slots 0 to `size`, of every environment."""
+    """Number of rows written since the replay was last empty: slots 0 to `size`, of every environment."""
     return ((state.size + jnp.uint32(1)) * state.layout[1]).astype(jnp.int32)
 
 

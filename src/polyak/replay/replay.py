@@ -1,4 +1,4 @@
-"""What replays are: settings with pure methods over stored rows; and the transitions that are drawn from them."""
+"""The base of replays, settings with pure methods over stored rows, and the transitions that are drawn from a replay."""
 
 import abc
 from typing import Any, ClassVar
@@ -14,16 +14,16 @@ from polyak.ops.schedules import Count
 
 @struct
 class Rows:
-    """What is stored of each time step: row t is `obs_t`, and the transition that starts from it.
+    """The stored time steps: row t has `obs_t` and the transition that starts from `obs_t`.
 
     Attributes:
         terminated: the transition reached a terminal state.
-        truncated: it was the last one before the episode was cut short.
-        valid: it is a transition, all of which is finite; False where the environment only reset, in the newest row, whose
-            action is not known yet, and between two streams, where `terminated` and `truncated` are both set.
-        game_first: with frame stacks, it has the first frame of a game (which may have several lives, each an episode), or
-            stands between two streams; else None.
-        first: with sequences, it begins an episode; else None.
+        truncated: the transition was the last before the episode was cut short.
+        valid: the row is a finite transition. False where the environment only reset, in the newest row, whose action is not
+            known yet, and between two streams, where `terminated` and `truncated` are both set.
+        game_first: with frame stacks, the row has the first frame of a game (which may have several lives, each an episode), or
+            is between two streams; else None.
+        first: with sequences, the row begins an episode; else None.
     """
 
     obs: PyTree
@@ -44,11 +44,11 @@ class ReplayState:
     Attributes:
         rows: leaves `[capacity, ...]`; row `slot · B + b` is of environment b.
         position: the slot of the newest observation, in [0, slots).
-        size: transitions, rows that only reset, and those between two streams, of each environment.
+        size: rows of each environment: transitions, rows that only reset, and rows between two streams.
         dropped: transitions that were not stored, because of NaN or infinity.
         layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
         num_steps: the length of the rollouts that are added.
-        priorities: what `Replay.set_priorities` changes: the `Priorities` of a `PrioritizedReplay`; None in other replays.
+        priorities: the `Priorities` of a `PrioritizedReplay`, which `set_priorities` changes; None in other replays.
         carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
     """
 
@@ -102,8 +102,8 @@ class Transition:
         discount: γ^m, or 0 after a terminal state.
         next_obs: the observation m steps later.
         next_action_mask: the actions that are allowed there, or None.
-        weight: how much it counts in the loss: 1, or its importance weight; 0 for a row that is not to be learned from.
-        index: the row of the storage that it starts from, for `PrioritizedReplay.set_priorities`.
+        weight: weight in the loss: 1, or the importance weight; 0 for a row that is not learned from.
+        index: the first row of the transition in the storage, for `PrioritizedReplay.set_priorities`.
         num_summed: m, the steps to `next_obs`; None for transitions from elsewhere.
     """
 
@@ -137,7 +137,7 @@ class Replay(abc.ABC):
 
     @abc.abstractmethod
     def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
-        """Check that there is room for what is drawn, and that devices can split the rows equally; see `check_capacity`.
+        """Check that the capacity is large enough, and that devices can split the rows equally; see `check_capacity`.
 
         Args:
             num_envs: environments of each device.
@@ -146,7 +146,7 @@ class Replay(abc.ABC):
             devices: number of devices.
 
         Raises:
-            ValueError: there is not, or they cannot.
+            ValueError: the capacity is too small, or the rows cannot be split.
         """
 
     @abc.abstractmethod
@@ -197,7 +197,7 @@ class Replay(abc.ABC):
         index: Int32[Array, " N"],
         td_error: Float[Array, " N"],
         *,
-        due: Bool[Array, ""] | bool = True,
+        enabled: Bool[Array, ""] | bool = True,
         axis_name: str | None = None,
     ) -> ReplayState:
         """The replay with the TD errors of a batch, in `ReplayState.priorities`; nothing else of the state may change.
@@ -205,21 +205,21 @@ class Replay(abc.ABC):
         Args:
             index: `Transition.index`.
             td_error: |δ|.
-            due: False changes nothing.
+            enabled: False changes nothing.
             axis_name: the mesh axis over which the replay is split.
         """
         return state
 
     def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
-        """What is reported of the replay beside its size, by tag."""
+        """Metrics of the replay besides its size, by tag."""
         return {}
 
     @abc.abstractmethod
     def partition(self, axis_name: str, num_steps: int) -> PyTree:
-        """How the state is split over devices: rows by environment; see `Agent.partition`.
+        """Return the `PartitionSpec` of the state: rows are split by environment; see `Agent.partition`.
 
         Args:
-            num_steps: the one that `init` got.
+            num_steps: the `num_steps` of `init`.
         """
 
 
@@ -227,11 +227,11 @@ def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) 
     """Check that a setting is a replay.
 
     Args:
-        sequences: allow one that draws sequences.
+        sequences: allow a replay that draws sequences.
 
     Raises:
-        TypeError: it is no replay, or its class is no struct.
-        ValueError: it draws sequences.
+        TypeError: the value is no replay, or its class is no struct.
+        ValueError: the replay draws sequences.
     """
     if not isinstance(value, Replay):
         raise TypeError(
@@ -244,14 +244,15 @@ def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) 
 
 
 def check_capacity(replay: Replay, num_envs: int, num_steps: int, longest: int, devices: int) -> None:
-    """Check that each environment has room for two rollouts, and for a rollout and what is drawn at once.
+    """Check that each environment has room for two rollouts, and for a rollout and the longest draw.
 
     Args:
         num_envs: environments of each device.
         longest: the most rows of one environment that a draw reads.
 
     Raises:
-        ValueError: it has not, or the rows cannot be split equally over the devices; with the smallest capacity.
+        ValueError: the capacity is too small, or the rows cannot be split equally over the devices; the message has the
+            smallest capacity.
     """
     owner, capacity = type(replay).__name__, replay.capacity
     if capacity % devices:
@@ -260,5 +261,5 @@ def check_capacity(replay: Replay, num_envs: int, num_steps: int, longest: int, 
     if capacity < least:
         raise ValueError(
             f"{owner}: capacity={capacity} must be at least {least} for num_envs={num_envs * devices}, num_steps={num_steps} "
-            f"and draws of {longest} steps in a row"
+            f"and draws of {longest} consecutive steps"
         )

@@ -20,13 +20,13 @@ from polyak.replay.uniform import UniformReplay
 
 @struct
 class SequenceObs:
-    """Observations of which each is to be read after those before it, in the place of the `obs` of a `Transition`.
+    """Sequences of observations for a recurrent network; they replace the `obs` of a `Transition`.
 
     Attributes:
         obs: leaves `[L + 1, S, ...]`: the time steps of S sequences.
         first: an episode begins: the recurrent state is reset before the step.
         carry: leaves `[S, ...]`, before the first step.
-        index: which of these observations is that of each transition `[N]`: row `t · S + s`.
+        index: the observation of each transition `[N]`: row `t · S + s`.
         burn_in: the first time steps, which only bring the recurrent state up to date.
     """
 
@@ -42,10 +42,10 @@ class SequenceReplay(Replay):
     """A `UniformReplay` that draws sequences of time steps, for a recurrent network.
 
     A sequence begins where a rollout began, so every `num_steps` steps, with the recurrent state that the policy had there. Its
-    first `burn_in` steps only bring that state up to date with the network's present parameters; the others are transitions to
-    learn from. Where an episode ends in a sequence the next one follows, from a recurrent state that is reset: nothing passes
-    between episodes. n-step returns end with the sequence, and what follows `end_stream` is not learned from in a sequence that
-    began before it.
+    first `burn_in` steps only update that state with the network's current parameters; the other steps are transitions to
+    learn from. After the end of an episode the sequence continues with the next episode, from a reset recurrent state: nothing
+    passes between episodes. n-step returns end with the sequence, and a sequence that began before `end_stream` has no
+    transitions after it.
 
     Attributes:
         capacity: rows, over all environments and devices.
@@ -82,7 +82,7 @@ class SequenceReplay(Replay):
         """Check that each step of a rollout is learned from.
 
         Raises:
-            ValueError: the steps after the burn-in are fewer than those of a rollout.
+            ValueError: the steps after the burn-in are fewer than the steps of a rollout.
         """
         if self.sequence_length - self.burn_in < num_steps:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Streams: what a replay holds of several sources, each its own time steps one after the other."""
+"""Streams: consecutive time steps from one source, such as a run or a data set; a replay may hold several."""
 
 import dataclasses
 from functools import partial
@@ -13,11 +13,11 @@ from polyak.replay.replay import ReplayState
 
 
 def end_stream(state: ReplayState, num_envs: int) -> ReplayState:
-    """The replay, to which the next rollout that is added does not go on where the one before ended.
+    """End the current stream of a replay: the next rollout that is added begins a new stream.
 
-    Its rows begin with the next whole rollout. Those between are marked and never drawn: n-step sums, frame stacks and
-    sequences do not reach across them, and the last observation before them stays. An empty replay, and one whose stream has
-    ended already, remain as they are.
+    The new stream begins with the next block of `num_steps` rows. The rows before it are marked and never drawn: n-step sums,
+    frame stacks and sequences do not cross them, and the last observation before them stays. A replay that is empty, or whose
+    stream has ended already, is unchanged.
 
     Args:
         num_envs: B of the rollouts.

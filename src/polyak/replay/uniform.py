@@ -25,14 +25,14 @@ DRAWS = 4
 class UniformReplay(Replay):
     """A ring of the last `capacity` time steps, drawn from uniformly.
 
-    An observation is stored once: the next observation of a row is that of the next slot. Each environment has
-    `slots = capacity / B`, rounded down to a multiple of the rollout length; the oldest is overwritten.
+    An observation is stored once: the next observation of a row is in the next slot. Each environment has
+    `slots = capacity / B`, rounded down to a multiple of the rollout length; the oldest slot is overwritten.
 
     Attributes:
         capacity: rows, over all environments and devices.
         frame_stack: observations are stacks of this many frames along their first axis, oldest first, of which each frame is
             stored once; 1 stores observations as they are.
-        frame_padding: what a stack has before the first frame of a game, `"zero"` or that `"first"` frame.
+        frame_padding: the frames of a stack before the first frame of a game: `"zero"`, or copies of the `"first"` frame.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
@@ -150,7 +150,7 @@ class UniformReplay(Replay):
         """The transitions that start from the given rows.
 
         Args:
-            index: rows in the storage; those that are no transitions get weight 0.
+            index: rows in the storage; rows that are no transitions get weight 0.
             num_envs: B of the rollouts.
             n_step: n, the most steps that rewards are summed over.
             gamma: γ.
