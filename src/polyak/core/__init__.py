@@ -1,1 +1,1 @@
-"""What things are: structs, spaces, and the types and protocols that every other room speaks in."""
+"""Core data types: structs, spaces, and the types and protocols that all other rooms use."""

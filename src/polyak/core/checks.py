@@ -1,4 +1,4 @@
-"""Check settings, and that the step of an environment keeps its types; errors name the value, what is expected and received."""
+"""Check settings, and that the step of an environment keeps its types; errors name the value, and what was expected."""
 
 import dataclasses
 import inspect
@@ -33,7 +33,7 @@ def check_number(
         at_most: inclusive upper bound.
         above: exclusive lower bound.
         optional: None is allowed too.
-        or_else: what else the caller allows, for the error.
+        or_else: other values that the caller allows, for the error.
 
     Raises:
         TypeError: not a number.
@@ -85,7 +85,7 @@ def check_key(owner: str, key: Any) -> None:
     """Check that a value is a JAX key.
 
     Raises:
-        TypeError: it is an integer, for example.
+        TypeError: the value is something else, such as an integer.
     """
     if not isinstance(key, jax.Array | np.ndarray):
         wanted = f"jax.random.key({key})" if isinstance(key, int) else "jax.random.key(0)"
@@ -96,7 +96,7 @@ def check_callbacks(owner: str, callbacks: Any) -> None:
     """Check that callbacks are functions of `(progress, metrics, state)` in a sequence.
 
     Raises:
-        TypeError: they are one function, or one of them takes other arguments; by name.
+        TypeError: `callbacks` is one function, or a callback takes other arguments; the message names it.
     """
     if not isinstance(callbacks, Sequence):
         raise TypeError(f"{owner}: callbacks must be a list of functions, got {callbacks!r:.80}; pass callbacks=[...]")
@@ -138,7 +138,7 @@ def check_unset(settings: Any, names: Iterable[str], reason: str) -> None:
     """Check that settings have the values of their defaults.
 
     Raises:
-        ValueError: one has another; its name and the reason.
+        ValueError: a setting has another value; the message has its name and the reason.
     """
     for name in changed_settings(settings, names):
         raise ValueError(f"{type(settings).__name__}: {name} {reason}")
@@ -154,8 +154,8 @@ def warn_unused(settings: Any) -> None:
     """Warn of settings that have no effect because of another, such as `clip_obs` with `normalize_obs=False`.
 
     The metadata `used_if` of a field is the name of that setting and the value, or the range of values, with which the field
-    has an effect; `...` is any but None. None and the default are always accepted. It is no error, so that runs that were
-    stored with such a setting load.
+    has an effect; `...` is any but None. None and the default are always accepted. An unused setting is no error, so that runs
+    that were stored with one load.
     """
     for field in dataclasses.fields(settings):
         if field.metadata.get("used_if") is None:
@@ -175,7 +175,7 @@ def _is_used(got: Any, needed: Any) -> bool:
 
 
 def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Check that a state given to `update` was created with these settings: it would silently be used instead of them.
+    """Check that the state given to `update` was created with these settings; the state's would silently replace them.
 
     Args:
         equal: values in the state that must equal the setting of the name.
@@ -198,7 +198,7 @@ def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapp
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """The value of a setting is that of its field's default; so is a traced one, which cannot be compared."""
+    """Return True if a setting has the default of its field; also for a traced value, which cannot be compared."""
     if isinstance(value, jax.core.Tracer):
         return True
     if isinstance(value, str):

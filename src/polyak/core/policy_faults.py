@@ -45,20 +45,20 @@ class ErrorFlag(Protocol):
     """A part of a carry that records where a policy has failed."""
 
     def failed_envs(self) -> Bool[Array | np.ndarray, " B"]:
-        """The environments in which it has; once True, it stays."""
+        """The environments in which the policy has failed; once True, a flag stays True."""
         ...
 
     def error_message(self) -> str:
-        """What has failed; for values on the host."""
+        """Describe the failure; for values on the host."""
         ...
 
     def clear(self, envs: Bool[Array, " B"]) -> "ErrorFlag":
-        """This flag, lowered in these environments."""
+        """This flag, False in these environments."""
         ...
 
 
 def failed_envs(carry: PyTree, batch_size: int) -> Bool[Array, " B"]:
-    """The environments in which a flag of the carry is raised; False everywhere for a carry without flags."""
+    """The environments in which a flag of the carry is True; False everywhere for a carry without flags."""
     failed = jnp.zeros(batch_size, bool)
     for flag in _flags(carry):
         failed = failed | flag.failed_envs()
@@ -74,7 +74,7 @@ def count_failures_in(envs: Bool[Array, " B"], before: PyTree, after: PyTree) ->
 
 
 def has_error_flags(carry: PyTree) -> bool:
-    """Whether the carry holds flags; looks at the structure alone."""
+    """Return True if the carry holds flags; depends only on its structure."""
     return bool(_flags(carry))
 
 
@@ -111,7 +111,7 @@ class CallRaised(RuntimeError):
 
 
 class CallLog:
-    """The calls made inside one relay: how many, how many are under way, and whether the next one must end the program."""
+    """The calls made inside one relay: their number, the number of running calls, and a flag that ends the program."""
 
     def __init__(self) -> None:
         self.steps = self.under_way = 0
@@ -165,7 +165,7 @@ class PythonCalls:
         return result
 
     def call_compiled(self, function: Callable[..., T], *args: Any) -> T:
-        """As `call`, from a compiled program: every exception becomes the cause of a `CallRaised`."""
+        """Call `call` from a compiled program: every exception becomes the cause of a `CallRaised`."""
         try:
             return self.call(function, *args)
         except CallRaised:
@@ -184,7 +184,7 @@ class PythonCalls:
         """Wait for the interrupted program.
 
         Raises:
-            TimeoutError: it is still busy after a minute.
+            TimeoutError: the program is still busy after a minute.
         """
         if self._ending is not None:
             self._ending.join(BUSY_SECONDS)
@@ -200,11 +200,11 @@ class CallsPython(Protocol):
 
     @property
     def python_calls(self) -> PythonCalls:
-        """Its calls."""
+        """The calls of the function or object."""
         ...
 
     def seed(self, key: PRNGKeyArray, num_envs: int) -> Array:
-        """What its calls of one step get of the key."""
+        """The seeds of the calls of one step, derived from the key."""
         ...
 
     def direct_call(self) -> Act:
@@ -236,12 +236,12 @@ class ExceptionRelay:
 
     @property
     def active(self) -> bool:
-        """Whether the tree calls Python."""
+        """Return True if the tree calls Python."""
         return bool(self._logs)
 
     @property
     def nondeterminism(self) -> tuple[str, ...]:
-        """Why programs with these calls may not be reproducible."""
+        """Reasons why programs with these calls may not be reproducible."""
         return tuple(calls.nondeterminism for calls, _ in self._logs if calls.nondeterminism is not None)
 
     def __enter__(self) -> "ExceptionRelay":
@@ -365,7 +365,7 @@ def _remember(error: BaseException) -> int:
 
 
 def _recall(error: BaseException | None) -> BaseException | None:
-    """The exception of a Python policy that JAX's error is about."""
+    """The exception of a Python policy that caused an error of JAX."""
     if not isinstance(error, jax.errors.JaxRuntimeError):
         return None
     numbers = re.findall(r"\[exception (\d+)\]", str(error))

@@ -26,14 +26,14 @@ class InvalidValue(ValueError):
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What one array of a value must be.
+    """The expected path, shape, dtype and range of one array of a value.
 
     Attributes:
-        keys: the way to it through dicts and tuples; `()` for a value that is one array.
-        shape: without leading batch dimensions.
-        dtype: the dtype that it is cast to.
+        keys: keys and indices of the array in dicts and tuples; `()` for a value that is one array.
+        shape: shape without leading batch dimensions.
+        dtype: the dtype that the array is cast to.
         low: the smallest value, a number or an array; None for no bounds.
-        high: the largest.
+        high: the largest value.
     """
 
     keys: tuple[Any, ...]
@@ -115,7 +115,7 @@ def read_leaves(name: str, specs: Sequence[ArraySpec], value: Any) -> list[Any]:
 
 
 def check_no_others(name: str, specs: Sequence[ArraySpec], value: Any) -> None:
-    """Check that the dicts and tuples of a value that `read_leaves` accepts have no entries but those of `specs`.
+    """Check that the dicts and tuples of a value that `read_leaves` accepts have only the entries of `specs`.
 
     Raises:
         ValueError: with the first such entry.
@@ -152,7 +152,7 @@ def check_dtype(name: str, array: Any, dtype: np.dtype[Any], *, exact: bool = Fa
         exact: integers are not cast to floats.
 
     Raises:
-        TypeError: it cannot, or it is not an array.
+        TypeError: the array cannot be cast, or the value is not an array.
     """
     got = getattr(array, "dtype", None)
     if got == dtype:
@@ -173,7 +173,7 @@ def check_shape(name: str, array: Any, shape: tuple[int, ...], *, hint: str = ""
         hint: appended to the error.
 
     Raises:
-        ValueError: it is another.
+        ValueError: the shape is another.
     """
     if np.shape(array) != shape:
         raise ValueError(f"{name} must have shape {shape}, got {np.shape(array)}{hint}")

@@ -44,8 +44,8 @@ class Box(_ByValue):
 
     Args:
         low, high: the bounds.
-        shape: what both are broadcast to; None is their own shape, which is () for numbers.
-        dtype: of the arrays.
+        shape: shape that both bounds are broadcast to; None is their own shape, which is () for numbers.
+        dtype: dtype of the arrays.
 
     Raises:
         ValueError: a bound is NaN, or nothing that an integer `dtype` holds; the bounds' shapes differ, `low > high` somewhere,
@@ -103,7 +103,7 @@ class Box(_ByValue):
 
     @property
     def byte_scale(self) -> float:
-        """What networks divide arrays of bytes by: the largest bound, 255 of images."""
+        """The divisor with which networks scale arrays of bytes: the largest bound, 255 for images."""
         return max(float(self.high.max()), 1.0)
 
     @property
@@ -309,7 +309,7 @@ def leaf_keys(space: Space, keys: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[
 
 
 def in_action(path: str) -> str:
-    """Where a leaf of an action stands, for errors; empty where it is the whole action."""
+    """The path of a leaf of an action, for errors; empty if the action is one leaf."""
     return f" at action {path!r}" if path else ""
 
 
@@ -335,7 +335,7 @@ PROBE_ROWS = 97
 
 
 def only_value(space: Space, batch: Any) -> Any:
-    """The value in a batch of one; that of a Box is an array, also if it has no dimensions, as Gymnasium expects."""
+    """The value in a batch of one; a Box's value is an array, also without dimensions, as Gymnasium expects."""
     return map_space(lambda leaf, x: np.asarray(x[0]) if isinstance(leaf, Box) else x[0], space, batch)
 
 
@@ -375,7 +375,7 @@ class EnvSpec:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")
 
     def action_bounds(self, leaf: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The bounds of an agent's Box action in float32: those of the space, or -1 and 1 if it is rescaled."""
+        """The bounds of an agent's Box action in float32: the bounds of the space, or -1 and 1 if it is rescaled."""
         if self.action_scaling == "rescale":
             return np.full(leaf.shape, -1.0, np.float32), np.full(leaf.shape, 1.0, np.float32)
         return leaf.float32_bounds if leaf.dtype.kind == "f" else (leaf.low.astype(np.float32), leaf.high.astype(np.float32))
@@ -473,6 +473,6 @@ def check_env_spec(owner: str, spec: Any) -> None:
 
 
 def _like(value: Any, action: Any, dtype: np.dtype[Any] | None = None) -> Any:
-    """A constant of a space in this dtype, or that of an action, with leading axes of length 1."""
+    """A constant of a space in this dtype, or in the action's dtype, with leading axes of length 1."""
     array = np.asarray(value, action.dtype if dtype is None else dtype)
     return array.reshape((1,) * (action.ndim - array.ndim) + array.shape)

@@ -39,9 +39,9 @@ def setting(
     """A settings field with a check for `check_settings`: `check(owner, name, value)` raises if the value is invalid.
 
     Args:
-        static: whether the field is static, as with `static()`.
-        used_if: another setting and the value of it, or the range of values, or `...` for any but None, with which this one has
-            an effect; `check_settings` warns if it has another. None for a setting that always has one.
+        static: the field is static, as with `static()`.
+        used_if: another setting and its value, or its range of values, or `...` for any but None, with which this setting has
+            an effect; `check_settings` warns if the other setting has another value. None: it always has an effect.
     """
     return dataclasses.field(default=default, metadata={"static": static, "check": check, "used_if": used_if})
 
@@ -73,7 +73,7 @@ def choice(*, default: Any, choices: tuple[Any, ...], used_if: tuple[str, Any] |
 
 
 def check_settings(settings: Any) -> None:
-    """Run the check of every setting, and warn of those without effect; called by `__post_init__`.
+    """Run the check of every setting, and warn of settings without effect; called by `__post_init__`.
 
     Static NumPy and JAX scalars become Python values, because JAX compares static fields and cannot compare traced arrays.
 
@@ -157,7 +157,7 @@ def struct(cls: type[T] | None = None, *, kw_only: bool = False) -> Any:
 
 
 def _inherit_defaults(cls: type) -> None:
-    """Make a field of each inherited one to which the class assigns another default, or gives another type."""
+    """Redeclare each inherited field to which the class assigns another default or type."""
     own = {name: getattr(cls, name, dataclasses.MISSING) for name in inspect.get_annotations(cls)} | vars(cls)
     for name, value in own.items():
         inherited = next((_fields_of(base)[name] for base in cls.__mro__[1:] if name in _fields_of(base)), None)

@@ -1,4 +1,4 @@
-"""Names in messages: suggestions for those that do not exist, and control characters made visible."""
+"""Names in messages: suggestions for unknown names, and escaped control characters."""
 
 import difflib
 import functools
@@ -18,7 +18,7 @@ ATTRIBUTES = {
     "predict": "result.policy.predict(obs), or agent.policy(state).predict(obs)",
     "save": "run_dir= of polyak.train.run, or result.save(path)",
     "load": "polyak.load_policy(path)",
-    "get_env": "the environment that train.run got",
+    "get_env": "the environment passed to train.run",
     "set_env": "another environment in polyak.train.run(agent, env, ...)",
     "initialize": "state = agent.init(key)",
     "collect_data_spec": "agent.spec",
@@ -29,10 +29,10 @@ ATTRIBUTES = {
     "num_timesteps": "result.progress.env_steps",
     "reset": "state, time_step = env.init(key), as an environment in JAX keeps no state",
 }
-"""Where polyak has what an attribute of the agents, models and environments of other libraries is."""
+"""Replacements of attributes of other libraries' agents, models and environments."""
 
 CLASS_METHODS = {"load": "polyak.load_policy(path) for the policy, or polyak.resume(run_dir) to continue the training"}
-"""Where polyak has what a class method of other libraries' models does."""
+"""Replacements of class methods of other libraries' models."""
 
 MODULE = {
     "make": "polyak.envs.make",
@@ -49,25 +49,24 @@ MODULE = {
     "load": "polyak.load_policy",
     "callbacks": "polyak.train.callbacks",
 }
-"""Where polyak has what other libraries, or one's memory, have in their first module."""
+"""Replacements of names in the top-level modules of other libraries."""
 
 
 @functools.cache
 def libraries() -> dict[str, dict[str, dict[str, Any]]]:
-    """The names of other libraries' arguments and what they are here, by library; a name that several have is the first's.
+    """The arguments of other libraries and their replacements in polyak, by library; the first library with a name counts.
 
-    Under `everywhere` stands where polyak has what an argument sets (`NAME of OWNER` or `NAME=CODE of OWNER`); under `by_field`
-    the same where an agent has a certain field, or where a name means something else, of which the last one counts; under
-    `of_functions` the same where a function gets the argument, which knows no agent, and agents differ.
+    A replacement is `NAME of OWNER` or `NAME=CODE of OWNER`. `everywhere` holds for all agents; `by_field` for agents with a
+    certain field, of which the last counts; `of_functions` for arguments of functions, if the replacement depends on the agent.
     """
     names: dict[str, Any] = json.loads((resources.files("polyak") / "other_libraries.json").read_text("utf-8"))
     return names
 
 
 def find_replacement(name: str, known: tuple[str, ...], what: str) -> tuple[str, str] | None:
-    """The library that has an argument of this name, and what it is here; None for other names.
+    """The library that has an argument of this name, and the replacement in polyak; None for other names.
 
-    Of an agent it depends on its other fields; an argument of a function may be meant for any agent.
+    For an agent the replacement depends on the agent's fields; an argument of a function may be meant for any agent.
     """
     for library, names in libraries().items():
         found = [
@@ -84,7 +83,7 @@ def find_replacement(name: str, known: tuple[str, ...], what: str) -> tuple[str,
 
 
 def is_name_elsewhere(name: str) -> bool:
-    """Whether some agent of another library has such an argument."""
+    """Return True if an agent of another library has an argument of this name."""
     return any(name in replacements for names in libraries().values() for replacements in names["by_field"].values())
 
 
@@ -129,7 +128,7 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
                 if name not in names:
                     agent = kwargs.get("agent", args[0] if args else None)
                     has_settings = "settings" in names and isinstance(agent, str)
-                    # There a field of the agent is likelier than an argument that is only similar.
+                    # A field of the agent is more likely than an argument that is only similar.
                     message = unknown_name(name, names, "argument", cutoff=0.85 if has_settings else 0.6)
                     if has_settings and message.startswith(f"unknown argument {name!r} ("):
                         message += f"; a field of the agent goes into settings={{{name!r}: ...}}"
@@ -149,7 +148,7 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
 
 
 def suggest_attributes(cls: type[T]) -> type[T]:
-    """Give a class, and its objects, errors that say where polyak has what attributes of other libraries are."""
+    """Add errors to a class and its objects that name the replacements of other libraries' attributes."""
 
     def missing(self: Any, name: str) -> Any:
         message = f"{type(self).__name__!r} object has no attribute {name!r}"

@@ -67,7 +67,7 @@ def pair_by_name(a: PyTree, b: PyTree, owner: str, *, sides: tuple[str, str] = (
     """The leaves of `a` in the order of `b`, paired by name; containers and order may differ.
 
     Raises:
-        ValueError: a name is on one side only, two leaves of a tree have the same name, or leaves differ.
+        ValueError: only one tree has a name, two leaves of a tree have the same name, or leaves differ.
         TypeError: a leaf is not an array, number, bool, PRNG key or None.
     """
     left, right = named_leaves(a), named_leaves(b)

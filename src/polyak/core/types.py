@@ -61,11 +61,11 @@ class Histogram:
 
 @struct
 class Mean:
-    """A metric that is a mean: loops add up those of all updates since the last report, and report total / count.
+    """A metric that is a mean: loops add up totals and counts of all updates since the last report, and report total / count.
 
     Attributes:
         total: the sum of the values.
-        count: their number; a report leaves out a metric of which there is none, as before learning starts.
+        count: the number of values; reports leave out metrics without values, such as losses before learning starts.
     """
 
     total: Float[Array, "*S"]
@@ -334,14 +334,14 @@ class Agent(Protocol[State]):
         ...
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Whether an update's matrix products are so small that one CPU thread per device computes them fastest."""
+        """Return True if the matrix products of an update are so small that one CPU thread per device is fastest."""
         ...
 
     def partition(self, axis_name: str) -> PyTree:
-        """How the state is split over devices: a `jax.sharding.PartitionSpec`, or a tree of them that is a prefix of the state.
+        """Return the `jax.sharding.PartitionSpec` of the state, or a tree of them that is a prefix of the state.
 
         `PartitionSpec()` replicates (networks, optimizers, statistics); `PartitionSpec(axis_name)` splits the first axis,
-        which must be that of the environments (a replay).
+        which must be the axis of the environments (a replay).
         """
         ...
 
@@ -365,7 +365,7 @@ class Agent(Protocol[State]):
         ...
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """Why training cannot continue (too many consecutive updates skipped, and the first non-finite quantity), or None."""
+        """Return why training cannot continue (too many consecutive skipped updates, and the non-finite quantity), or None."""
         ...
 
 
@@ -384,10 +384,10 @@ class HasReplay(Protocol):
 
 @runtime_checkable
 class SupportsHostReplay(HasReplay, Protocol):
-    """An agent whose replay may be in another memory than the rest of its state: `update` takes the batches in its place.
+    """An agent whose replay may be in another memory than the rest of its state: `update` takes batches instead of the replay.
 
     Attributes:
-        num_steps: as of `Agent`.
+        num_steps: see `Agent`.
     """
 
     num_steps: int
@@ -396,15 +396,15 @@ class SupportsHostReplay(HasReplay, Protocol):
         """The replay with the rollout, and the batches of the next update; they have `env_steps` after it, and `priorities`.
 
         Args:
-            replay: of the state; donated.
-            rollout: of the next update.
-            key: likewise.
-            env_steps: of the state.
+            replay: the state's replay; donated.
+            rollout: the rollout of the next update.
+            key: the key of the next update.
+            env_steps: the state's `env_steps`.
         """
         ...
 
     def return_errors(self, replay: Any, errors: Any) -> Any:
-        """The replay with what an update learned about its batches.
+        """The replay with the TD errors of an update's batches.
 
         Args:
             replay: donated.
@@ -419,9 +419,9 @@ class SupportsLag(Protocol):
 
     @property
     def max_lag(self) -> int | None:
-        """Updates that may lie between the policy that collected a rollout and the one that learns from it; None for any.
+        """Largest number of updates between collecting a rollout and learning from it; None for any number.
 
-        0 for agents that take the newest policy for the one that acted.
+        0 for agents that assume that the newest policy collected the rollout.
         """
         ...
 
@@ -490,9 +490,9 @@ class ReportsInfo(Protocol):
 
     @property
     def info(self) -> Mapping[str, npt.NDArray[np.float64]]:
-        """The values of the last time step by tag, `[B]`, NaN for environments without one.
+        """The values of the last time step by tag, `[B]`, NaN for environments without a value.
 
-        `rollout/success_rate` and `rollout/ep_rew_mean` stand at the ends of episodes, `env/NAME` at any transition.
+        `rollout/success_rate` and `rollout/ep_rew_mean` have values at the ends of episodes, `env/NAME` at any transition.
         """
         ...
 
