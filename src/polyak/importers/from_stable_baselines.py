@@ -54,15 +54,15 @@ ACTIVATIONS: dict[str, Literal["tanh", "relu", "elu", "silu"]] = {"Tanh": "tanh"
 def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> NetworkPolicy:
     """The policy of a model with an `MlpPolicy` that Stable-Baselines3 or its contrib package saved with `model.save(path)`.
 
-    Models are those of PPO, A2C, SAC, TQC, TD3 and DDPG, also with gSDE. Neither Stable-Baselines3 nor PyTorch is needed. Of
-    the saved model only arrays and plain settings are read: pickled objects are never loaded, and the index of the arrays can
-    name nothing but arrays. Statistics of `VecNormalize` are in another file, so a policy that was trained with it needs its
+    Supports PPO, A2C, SAC, TQC, TD3 and DDPG, also with gSDE. Neither Stable-Baselines3 nor PyTorch is needed. Only arrays and
+    plain settings of the saved model are read: pickled objects are never loaded, and the index of the arrays can name nothing
+    but arrays. The statistics of `VecNormalize` are in another file, so a policy that was trained with `VecNormalize` needs
     normalized observations.
 
     Args:
         path: the `.zip` file.
-        spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions. Those that the model squashes, as
-            all but PPO and A2C do, are rescaled to their bounds (`action_scaling="rescale"`), others are clipped to them.
+        spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions. Box actions of PPO and A2C are
+            clipped to their bounds, of other models rescaled to them (`action_scaling="rescale"`).
 
     Returns:
         A policy that samples as the model does; `predict(obs)` returns the greedy action. With gSDE every sample has new noise;
@@ -152,7 +152,7 @@ def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[
 
 
 def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, dict[str, Any]]:
-    """The actor of SAC and TQC, or the deterministic one of TD3 and DDPG, and its parameters in polyak's tree."""
+    """The actor of SAC and TQC, or the deterministic actor of TD3 and DDPG, and its parameters in polyak's tree."""
     activation = _activation(policy_kwargs, "ReLU")
     if not any(name.startswith("actor.log_std") for name in weights.remaining):
         *layers, head = weights.take_layers("actor.mu") or [weights.take_layer("actor.mu.0")]

@@ -1,4 +1,4 @@
-"""A policy of weights that another library saved: the spaces that such a policy may have, and the check of its arrays."""
+"""Policies with weights that another library saved: supported spaces, and checks of the arrays."""
 
 from typing import Any, Literal
 
@@ -20,11 +20,11 @@ def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "res
     they are.
 
     Args:
-        action_scaling: whether the policy's samples are clipped to the bounds, or rescaled to them from [-1, 1].
+        action_scaling: `"clip"` or `"rescale"`: samples are clipped to the bounds, or rescaled to them from [-1, 1].
 
     Raises:
         TypeError: `spec` is not an `EnvSpec`.
-        ValueError: it has another space.
+        ValueError: `spec` has another space.
     """
     check_env_spec(owner, spec)
     if not isinstance(spec.obs, Box):
@@ -56,7 +56,7 @@ def make_policy(
     """The policy of a network with these parameters; with `squash` its Box actions pass through tanh.
 
     Raises:
-        ValueError: the names and shapes of the parameters are not those of the network for the spec.
+        ValueError: names or shapes of the parameters do not fit the network for the spec.
     """
     example = jax.eval_shape(lambda key: network.init(key, spec), jax.random.key(0))
     got, wanted = (

@@ -52,11 +52,11 @@ def from_tf_agents(
     Args:
         path: the `.npz` file. Pickled objects in it are never loaded.
         spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions that are clipped to their bounds.
-        activation: `activation_fn` of the `ActorDistributionNetwork`, which no variable tells.
-        value_activation: that of the `ValueNetwork`; None for the same.
+        activation: `activation_fn` of the `ActorDistributionNetwork`, which is not in the file.
+        value_activation: `activation_fn` of the `ValueNetwork`; None takes `activation`.
 
     Returns:
-        A policy that samples as the saved one does; `predict(obs)` returns the greedy action.
+        A policy that samples as the saved policy does; `predict(obs)` returns the greedy action.
 
     Raises:
         ValueError: the file is no such archive or damaged, or its network does not fit the spec; by name.

@@ -16,11 +16,11 @@ Output = Float[Array, "B h w O"]
 def convolve(x: Image, kernel: Kernel, stride: int) -> Output:
     """y[b, i, j, o] = Σ_{u, v, c} x[b, i·s + u, j·s + v, c] · kernel[u, v, c, o], without padding.
 
-    Stands in for `jax.lax.conv_general_dilated`, equal up to rounding, with the same gradients; forward-mode derivatives
-    (`jax.jvp`) are an error. On a CPU, where a gradient follows, the convolution is one matrix product and its gradient two.
-    Values alone are faster by the convolution.
+    Replaces `jax.lax.conv_general_dilated`, equal up to rounding, with the same gradients; forward-mode derivatives
+    (`jax.jvp`) are an error. On a CPU, under `jax.grad`, the convolution is one matrix product and its gradient two. Without a
+    gradient, XLA's convolution is faster and is used.
 
-    Gain: the gradient of a strided convolution is one with holes, which XLA computes number by number on a CPU: 8.4 s for the
+    Gain: the gradient of a strided convolution is a dilated one, which XLA computes number by number on a CPU: 8.4 s for the
     three convolutions of `NatureCNN` and 256 images of 84x84, 0.2 s here. Delete it when `jax.grad` of
     `conv_general_dilated` takes less than that on a CPU.
 
@@ -74,7 +74,7 @@ def _gradient_by_products(x: Image, kernel: Kernel, dy: Output, stride: int) -> 
 
 
 def _strips(x: Image, side: int, stride: int) -> Float[Array, "B h w depth"]:
-    """Blocks of stride x stride pixels, and beside each those that follow it in its row, as far as the kernel reaches."""
+    """Blocks of stride x stride pixels, each concatenated with the next blocks of its row that the kernel covers."""
     batch, height, width, channels = x.shape
     size = side // stride
     columns = (width - side) // stride + 1
@@ -87,7 +87,7 @@ def _strips(x: Image, side: int, stride: int) -> Float[Array, "B h w depth"]:
 
 
 def _matrix(kernel: Kernel, stride: int) -> Float[Array, "depth outputs"]:
-    """The kernel for strips, its rows of blocks beside each other."""
+    """The kernel as a matrix for strips, its rows of blocks concatenated."""
     side, _, channels, outputs = kernel.shape
     size = side // stride
     kernel = kernel.reshape(size, stride, size, stride, channels, outputs).transpose(2, 1, 3, 4, 0, 5)

@@ -22,9 +22,9 @@ def permutation(seed: UInt32[Array, " rounds"], n: int) -> UInt32[Array, " n"]:
     PPO iteration with 512 environments. Delete it when XLA's sort on CPU takes less than a tenth of such an update.
 
     A Feistel network on the bits of the index: the left half is mixed with a hash of the right, then the other way round,
-    six times. Each round is undone by itself, so the whole is a bijection of 0, ..., 2^b - 1; where n is no power of two,
-    an index outside walks on along its cycle until it is inside. It reaches 2^192 permutations at most, not n!, which a
-    shuffle of minibatches does not notice.
+    six times. Each round is its own inverse, so the network is a bijection of 0, ..., 2^b - 1; if n is no power of two, an
+    index outside follows its cycle until it is inside. At most 2^192 of the n! permutations are reached, which does not matter
+    for a shuffle of minibatches.
 
     Args:
         seed: of `permutation_seeds`.

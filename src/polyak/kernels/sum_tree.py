@@ -57,7 +57,7 @@ class SumTree:
     def set(
         self, index: Int32[Array, " N"], priority: Float[Array, " N"], is_set: Bool[Array, " N"], rows: Int32[Array, ""]
     ) -> "SumTree":
-        """The tree with other priorities; the largest counts where a row is given twice.
+        """The tree with new priorities; of a row that is given twice, the largest counts.
 
         Args:
             index: rows.
@@ -76,7 +76,7 @@ class SumTree:
         return tree
 
     def draw(self, key: PRNGKeyArray, num: int, rows: Int32[Array, ""]) -> tuple[Int32[Array, " num"], Float[Array, " num"]]:
-        """Rows drawn with probability P(i) = pᵢ / Σ p, and these; P is 0, and the row any one, if all priorities are 0.
+        """Rows drawn with probability P(i) = pᵢ / Σ p, and these P(i); if all priorities are 0, P is 0 and rows are arbitrary.
 
         Row k of the result is drawn from the k-th of `num` equal parts of the sum, as in the paper: the draws are spread evenly
         and each row is still drawn num · P(i) times in expectation.
@@ -125,7 +125,7 @@ Descent: TypeAlias = tuple[Int32[Array, " N"], Float[Array, " N"], Float[Array, 
 
 
 def _levels(capacity: int) -> list[int]:
-    """Where in `nodes` each level begins, from the rows to the topmost."""
+    """The first index of each level in `nodes`, from the rows to the topmost level."""
     levels, size, start = [0], capacity, capacity
     while size > CHILDREN:
         size = -(-size // CHILDREN)

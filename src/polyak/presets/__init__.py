@@ -36,8 +36,8 @@ DEFAULTS: dict[str, Preset] = {"a3c": a3c.DEFAULT, "rainbow": rainbow.DEFAULT}
 def preset(algorithm: str, env_id: str) -> Preset:
     """The preset of an algorithm and environment, else the algorithm's defaults.
 
-    `jax/CartPole-v1` has the preset of `CartPole-v1`, and `MinAtar/Breakout-v1` that of `gymnax/Breakout-MinAtar`: they are the
-    same tasks. All Atari games share one. A `module:` before the name is ignored.
+    Equal tasks share a preset: `jax/CartPole-v1` and `CartPole-v1`, `MinAtar/Breakout-v1` and `gymnax/Breakout-MinAtar`. All
+    Atari games share one preset. A `module:` before the name is ignored.
     """
     name = env_id.rpartition(":")[2].removeprefix("jax/")
     if name.startswith("ALE/"):

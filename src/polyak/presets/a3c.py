@@ -1,4 +1,4 @@
-"""Presets of A3C (Mnih et al. 2016, arXiv:1602.01783): those of A2C, trained by workers that push gradients."""
+"""Presets of A3C (Mnih et al. 2016, arXiv:1602.01783): A2C's presets, trained by workers that push gradients."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a preset is: how to train one algorithm in one environment. Plain data, so that it is listed without importing JAX."""
+"""Presets: settings to train one algorithm in one environment. Plain data, so that listing presets does not import JAX."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ OPTIMIZER_SETTINGS = (
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class LinearOverTraining:
-    """A `Linear` schedule from `start` to `end` over the training, or its first `fraction`, however long that is."""
+    """A `Linear` schedule from `start` to `end` over a training run of any length, or over its first `fraction`."""
 
     start: float
     end: float = 0.0
@@ -32,14 +32,14 @@ class LinearOverTraining:
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class Preset:
-    """How to train one algorithm in one environment.
+    """Settings to train one algorithm in one environment.
 
     Attributes:
-        env_steps: length of the training, in environment steps.
+        env_steps: length of the training run, in environment steps.
         num_envs: number of copies of the environment.
-        values: the agent's fields; `actor` and `critics` hold fields of these networks, `network` those of an `MLP` and of its
-            head, and `replay` arguments of `make_replay`.
-        source: where the numbers come from.
+        values: the agent's fields; `actor` and `critics` hold fields of these networks, `network` the fields of an `MLP` and of
+            its head, and `replay` the arguments of `make_replay`.
+        source: source of the numbers.
         loop: the loop that the algorithm is made for; `"auto"` goes by the environment.
         workers: number of worker processes of that loop.
     """
@@ -52,14 +52,13 @@ class Preset:
     workers: int | None = None
 
     def settings(self, env_steps: int, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The agent's fields for a training of `env_steps`.
+        """The agent's fields for a training run of `env_steps`.
 
         Args:
-            changes: fields that differ from the preset's. The noise of its actor follows `sde_sample_freq`. With a fixed
-                `alpha` its settings of a learned one are left out; with one of those, its fixed `alpha`; with a
-                `temperature` its `epsilon`; with an `optimizer` those of Adam and RMSProp; with a `theta` its `exploration`,
-                since only noise of Ornstein and Uhlenbeck has one; with a network without noise in place of a noisy one its
-                `epsilon`, which is 0.
+            changes: fields that replace the preset's. Fields of the preset that would have no effect are left out: with a fixed
+                `alpha` the settings of a learned α, and vice versa; with a `temperature` the `epsilon`; with an `optimizer` the
+                settings of Adam and RMSProp; with a `theta`, which only Ornstein-Uhlenbeck noise has, the `exploration`; with a
+                network that replaces a noisy one the `epsilon` of 0. The actor's noise follows `sde_sample_freq`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
@@ -82,7 +81,7 @@ class Preset:
 
 
 def make_replay(arguments: Mapping[str, Any], env_steps: int) -> Any:
-    """The replay of a `kind`, `"uniform"` where it is left out, with the other arguments; schedules get the training's length.
+    """The replay of a `kind` (default `"uniform"`) with the other arguments; schedules get the length of the training run.
 
     >>> make_replay({"kind": "prioritized", "capacity": 5_000, "alpha": 0.5}, 10_000)
     PrioritizedReplay(capacity=5000, alpha=0.5)
@@ -114,7 +113,7 @@ def build_network(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
-    """The preset's settings that have no effect with these changes: a fixed α, or those of a learned one, for example."""
+    """The preset's settings that have no effect with these changes, such as the settings of a learned α with a fixed α."""
     unused: tuple[str, ...] = ()
     if changes.get("alpha") is not None:
         unused += LEARNED_ALPHA_SETTINGS
