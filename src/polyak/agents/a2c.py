@@ -11,7 +11,7 @@ from polyak.learning.batch import Weights, make_batch
 from polyak.networks.actor_critic import network_or_default
 from polyak.ops.returns import gae
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
-from polyak.policies.sde import StateDependentExploration, check_sde, explore
+from polyak.policies.sde import StateDependentExploration, add_sde, check_sde
 
 
 @struct(kw_only=True)
@@ -53,7 +53,7 @@ class A2C(PolicyGradientAgent):
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
         self.check_state("collect_policy", state)
-        return self._with_returns(explore(self._network_policy(state, state.copies.online), self.sde_sample_freq))
+        return self._with_returns(add_sde(self._network_policy(state, state.copies.online), self.sde_sample_freq))
 
     def gradients(
         self,

@@ -38,7 +38,7 @@ from polyak.ops.normalize import can_normalize
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, StepCount, check_schedule, saturating_add, value_at
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
-from polyak.policies.sde import StateDependentExploration, check_sde, explore
+from polyak.policies.sde import StateDependentExploration, add_sde, check_sde
 
 # fmt: off
 # One minibatch an epoch, and the Adam of TensorFlow 1.
@@ -170,7 +170,7 @@ class PPO(OnPolicyAgent):
         """Return the policy that samples from the online network's distribution."""
         self.check_state("collect_policy", state)
         policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
-        return self._with_returns(explore(policy, self.sde_sample_freq))
+        return self._with_returns(add_sde(policy, self.sde_sample_freq))
 
     def update(
         self,

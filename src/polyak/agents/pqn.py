@@ -41,7 +41,7 @@ from polyak.ops.returns import gae
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, saturating_add, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
-from polyak.policies.q_policy import FreshNoise, explore
+from polyak.policies.q_policy import FreshNoise, add_q_exploration
 
 EPSILON = Linear(1.0, 0.05, 100_000)
 
@@ -148,7 +148,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     def collect_policy(self, state: PQNState) -> EpsilonGreedy | Boltzmann | FreshNoise:
         """The action of the largest value or, with probability ε, a random one."""
         check_state("PQN.collect_policy", state, PQNState)
-        return explore(self._network_policy(state, state.copies.online), self._exploration_rate(state))
+        return add_q_exploration(self._network_policy(state, state.copies.online), self._exploration_rate(state))
 
     def update(
         self, state: PQNState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None

@@ -19,7 +19,7 @@ from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state, optimi
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.q_policy import FreshNoise, explore
+from polyak.policies.q_policy import FreshNoise, add_q_exploration
 from polyak.replay.replay import Replay, Transition
 from polyak.replay.uniform import UniformReplay
 
@@ -132,7 +132,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """The exploring policy; until `learning_starts` all actions are random."""
         self.check_state("collect_policy", state)
         policy, env_steps = self._network_policy(state, state.copies.online), state.env_steps
-        explorer = explore(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
+        explorer = add_q_exploration(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
         return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:

@@ -25,7 +25,7 @@ from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
-from polyak.policies.sde import check_sde, explore
+from polyak.policies.sde import add_sde, check_sde
 from polyak.replay.replay import Transition
 
 ENTROPY_FRACTION = 0.98
@@ -194,7 +194,7 @@ class SoftActorAgent(ActorCriticAgent):
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
         self.check_state("collect_policy", state)
-        explorer = explore(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
+        explorer = add_sde(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
         policy = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 

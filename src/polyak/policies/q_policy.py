@@ -42,14 +42,14 @@ class FreshNoise:
     as_python = as_python
 
 
-def explore(
+def add_q_exploration(
     policy: NetworkPolicy, epsilon: Scalar, temperature: Scalar | None = None
 ) -> EpsilonGreedy | Boltzmann | FreshNoise:
-    """Explore around the policy of a network of action values.
+    """Add exploration to the policy of a network of action values.
 
     Args:
         epsilon: probability of a random action; has no effect with a temperature.
-        temperature: of Boltzmann exploration; None is epsilon-greedy.
+        temperature: temperature of Boltzmann exploration; None explores epsilon-greedily.
     """
     explorer = EpsilonGreedy(policy, epsilon) if temperature is None else Boltzmann(policy, temperature)
     return FreshNoise(explorer) if is_noisy(policy.network) else explorer

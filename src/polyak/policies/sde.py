@@ -140,6 +140,6 @@ def check_no_sde(owner: str, network: Network) -> None:
         raise ValueError(f"{owner}: has no state-dependent exploration, so its network must have another std than 'sde'")
 
 
-def explore(policy: NetworkPolicy, sample_freq: int | None) -> NetworkPolicy | StateDependentExploration:
-    """The policy with state-dependent exploration; by itself where `sample_freq` is None."""
+def add_sde(policy: NetworkPolicy, sample_freq: int | None) -> NetworkPolicy | StateDependentExploration:
+    """Add state-dependent exploration to a policy; None for `sample_freq` returns the policy itself."""
     return policy if sample_freq is None else StateDependentExploration(policy, sample_freq)
