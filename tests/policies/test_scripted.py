@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from polyak.core.policy_faults import check_carry, failed_envs, has_error_flags
+from polyak.core.policy_faults import check_error_flags, failed_envs, has_error_flags
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.types import Policy
 from polyak.policies.info import with_info
@@ -80,14 +80,14 @@ def test_a_script_is_followed_from_the_beginning_of_every_episode():
         at, carry = at + 1, step.carry
     assert all(got == wanted for got, wanted in seen)
     assert has_error_flags(carry) and not np.any(failed_envs(carry, 2))
-    check_carry(carry)
+    check_error_flags(carry)
 
 
 def test_an_episode_beyond_the_scripts_end_is_an_error_that_names_it():
     policy = ActionSmoothing(Scripted(TREE, [(1, {"go": [0.5, -1.0], "gear": 2}), (1, {"go": [1.0, 0.5], "gear": 0})]), 0.5)
     carry = policy.initial_state(3)
     for t in range(4):
-        check_carry(carry)
+        check_error_flags(carry)
         step = act(policy, time_step(3, first=[t == 0, t in (0, 1), t == 0], last=[False, False, t == 2]), carry, KEY)
         carry = step.carry
         if t == 2:
@@ -95,7 +95,7 @@ def test_an_episode_beyond_the_scripts_end_is_an_error_that_names_it():
             break
     assert np.array_equal(step.action["gear"], [0, 0, 0]), "the last action is held"
     with pytest.raises(RuntimeError, match=r"Scripted: the script has ended after its 2 steps, and environments \[0\] went on"):
-        check_carry(carry)
+        check_error_flags(carry)
     again = act(policy, time_step(3, first=True), carry, KEY).carry
     assert np.array_equal(failed_envs(again, 3), [True, False, False]), "what went wrong is not forgotten"
 
@@ -225,13 +225,13 @@ def test_a_script_may_end_where_another_policy_was_chosen():
     assert not failed[:2].any() and np.array_equal(failed[2:], [is_short] * 2)
     assert np.array_equal(followed[1:], failed[1:])
     with pytest.raises(RuntimeError, match="the script has ended after its 2 steps"):
-        check_carry(carry)
+        check_error_flags(carry)
     again = act(policy, time_step(64, first=True), carry, KEY).carry
     assert np.array_equal(failed_envs(again, 64), is_short), "what went wrong is not forgotten"
     alone = Mixture((long, short), weights=(1, 0))
     for t in range(4):
         carry = act(alone, time_step(2, first=t == 0), alone.initial_state(2) if t == 0 else carry, KEY).carry
-    check_carry(carry)
+    check_error_flags(carry)
 
 
 @pytest.mark.parametrize(

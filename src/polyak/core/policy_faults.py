@@ -78,7 +78,7 @@ def has_error_flags(carry: PyTree) -> bool:
     return bool(_flags(carry))
 
 
-def check_carry(carry: PyTree, envs: Any = True) -> None:
+def check_error_flags(carry: PyTree, envs: Any = True) -> None:
     """Raise the error of a flag in a carry, or in any tree that holds one.
 
     Args:
@@ -284,7 +284,7 @@ class ExceptionRelay:
                 not hold in the other thread.
 
         Raises:
-            RuntimeError: a policy has failed; see `check_carry`.
+            RuntimeError: a policy has failed; see `check_error_flags`.
             Exception: whatever a Python policy raised.
         """
         if not self._logs:
@@ -297,7 +297,7 @@ class ExceptionRelay:
             with self:
                 in_main = threading.current_thread() is threading.main_thread()
                 result = self._run_in_thread(finish) if in_main else finish()
-        check_carry(result)
+        check_error_flags(result)
         return result
 
     def _run_in_thread(self, finish: Callable[[], T]) -> T:

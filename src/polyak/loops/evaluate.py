@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
-from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, count_failures_in
+from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_error_flags, count_failures_in
 from polyak.core.printing import format_number, short_repr
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
@@ -207,7 +207,7 @@ def _evaluate_on_host(
             raise _timeout(env, t)
         step = actor(t, time_step, carry)
         carry = step.carry
-        check_carry(carry, log.is_running)
+        check_error_flags(carry, log.is_running)
         time_step = env.step(jax.tree.map(np.asarray, step.action))
         log.add(time_step.episode_record, {} if reporter is None else reporter.info)
         t += 1

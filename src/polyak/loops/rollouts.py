@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from polyak.core.policy_faults import check_carry
+from polyak.core.policy_faults import check_error_flags
 from polyak.core.types import Agent, HostEnv, PyTree, ReportsInfo, TimeStep
 from polyak.loops.episodes import EpisodeTotals, InfoSums
 from polyak.loops.host_actor import Actor
@@ -196,7 +196,7 @@ def collect_on_host(
         time_steps.append(time_step)
         actions.append(action)
         infos.append(step.info)
-    check_carry(carry)
+    check_error_flags(carry)
     return stack(time_steps), stack(actions), stack(infos), jax.tree.map(np.asarray, carry)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from polyak.core.checks import check_callbacks, check_integer
-from polyak.core.policy_faults import check_carry, has_error_flags
+from polyak.core.policy_faults import check_error_flags, has_error_flags
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
 from polyak.core.warn import warn
@@ -261,12 +261,12 @@ def _report_each(
 
 
 def _check_each(seeds: Iterable[int], carry: PyTree) -> None:
-    """Call `check_carry` for each of `seeds`; the error names the seed that failed."""
+    """Call `check_error_flags` for each of `seeds`; the error names the seed that failed."""
     if not has_error_flags(carry):
         return
     for i in seeds:
         try:
-            check_carry(_select_seed(i, carry))
+            check_error_flags(_select_seed(i, carry))
         except RuntimeError as error:
             error.add_note(f"while training with keys[{i}]")
             raise

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_carry, python_calls_in
+from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_error_flags, python_calls_in
 from polyak.core.printing import short_repr
 from polyak.core.space_check import ArraySpec, action_specs, check_range, check_shape, obs_specs, read_leaves, to_array
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, Space, leaf_spaces, map_space, only_value, unflatten
@@ -108,7 +108,7 @@ def _act(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKe
     program, arguments = (_mode, (policy, time_step, carry)) if key is None else (_sample, (policy, time_step, carry, key))
     if not _form_of(policy).calls_python:
         action, carry = program(*arguments)
-        check_carry(carry)
+        check_error_flags(carry)
     else:
         relay = ExceptionRelay(policy)
         with relay:
