@@ -15,7 +15,7 @@ from polyak.core.space_check import ArraySpec, action_specs, obs_specs
 from polyak.core.spaces import EnvSpec, unflatten
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import parameter_shapes
-from polyak.policies.python.timeout import Deadline
+from polyak.policies.python.timeout import TimeLimitedCaller
 from polyak.policies.python.validation import OutputChecker, describe_masked_actions, initial_carry_values, specs_like
 
 # Copied in less than a microsecond.
@@ -123,7 +123,7 @@ class PythonCallee:
         self._obs_structure: Any
         self._obs, self._obs_structure = jax.tree.flatten(unflatten(spec.obs, obs_specs(spec.obs)))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
-        self._call = _call_directly if timeout is None else Deadline(timeout, who).call
+        self._call = _call_directly if timeout is None else TimeLimitedCaller(timeout, who).call
         self.ref = CalleeRef(self)
 
     def __repr__(self) -> str:

@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 Request: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-class Deadline:
-    """Calls functions in a thread of its own, and waits a limited time for each.
+class TimeLimitedCaller:
+    """Calls functions in another thread, and waits a limited time for each call.
 
     A call that is late, or whose wait was interrupted, is abandoned: nothing can end it, but neither the next call nor the
     exit of the process waits for it, and its result is dropped.
 
     Args:
-        seconds: for one call.
-        who: for the error.
+        seconds: time limit of one call.
+        who: name of the callee, for the error.
     """
 
     def __init__(self, seconds: float, who: str) -> None:
