@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from polyak.core.types import PyTree
 
 
-def leaf_name(path: tuple[Any, ...]) -> str:
+def leaf_path(path: tuple[Any, ...]) -> str:
     """The path of a leaf, as used in errors and by `match="name"`.
 
-    >>> leaf_name(jax.tree_util.tree_leaves_with_path({"params": [1.0]})[0][0])
+    >>> leaf_path(jax.tree_util.tree_leaves_with_path({"params": [1.0]})[0][0])
     'params/0'
     """
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -24,7 +24,7 @@ def quoted(name: str) -> str:
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """All leaves with their names, in tree order; None is a leaf."""
-    return [(leaf_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
+    return [(leaf_path(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
 
 
 def flatten(tree: PyTree) -> tuple[list[Any], Any]:
@@ -83,7 +83,7 @@ def pair_by_name(a: PyTree, b: PyTree, owner: str, *, sides: tuple[str, str] = (
     return [by_name[name] for name, _ in right]
 
 
-def describe(leaf: Any) -> str:
+def describe_leaf(leaf: Any) -> str:
     """A leaf's dtype and shape, such as `float32[3,4]`.
 
     Raises:
@@ -123,7 +123,7 @@ def _check_leaves(leaves: list[tuple[str, Any, Any]], owner: str, sides: tuple[s
                 "leaves must be arrays, numbers, bools, PRNG keys or None. Nothing was changed."
             ) from None
         if not is_match:
-            problems.append(f"{quoted(name)}: {sides[0]} is {describe(x)}, {sides[1]} is {describe(y)}")
+            problems.append(f"{quoted(name)}: {sides[0]} is {describe_leaf(x)}, {sides[1]} is {describe_leaf(y)}")
     if problems:
         raise ValueError(f"{owner}: {'; '.join(problems)}; they must match. Nothing was changed.")
 

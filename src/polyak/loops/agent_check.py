@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyak.core.tree_check import describe, named_leaves, quoted
+from polyak.core.tree_check import describe_leaf, named_leaves, quoted
 from polyak.core.types import Agent, Histogram, Mean, PyTree
 from polyak.loops.metrics import is_number
 
@@ -64,7 +64,7 @@ def check_update(agent: Agent, before: PyTree, result: Any) -> None:
     _check_state(owner, before, result[0])
     for name, metric in result[1].items():
         if not (isinstance(name, str) and _is_metric(metric)):
-            got = describe(metric) if isinstance(metric, jax.Array | np.ndarray) else f"{metric!r:.80}"
+            got = describe_leaf(metric) if isinstance(metric, jax.Array | np.ndarray) else f"{metric!r:.80}"
             raise TypeError(f"{owner}: metrics must be single numbers, Mean or Histogram by name, got {name!r}: {got}")
 
 
@@ -75,8 +75,10 @@ def _check_state(owner: str, before: PyTree, after: PyTree) -> None:
         changes += [f"{quoted(name)} is gone" for name in old if name not in new]
         raise ValueError(f"{owner}: the state must keep its leaves, but {', '.join(changes)}")
     for name, leaf in new.items():
-        if describe(leaf) != describe(old[name]):
-            raise ValueError(f"{owner}: {quoted(name)} of the state must stay {describe(old[name])}, got {describe(leaf)}")
+        if describe_leaf(leaf) != describe_leaf(old[name]):
+            raise ValueError(
+                f"{owner}: {quoted(name)} of the state must stay {describe_leaf(old[name])}, got {describe_leaf(leaf)}"
+            )
     structures = [str(jax.tree.structure(tree)) for tree in (before, after)]
     if structures[0] != structures[1]:
         raise ValueError(

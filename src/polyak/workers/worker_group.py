@@ -353,11 +353,11 @@ def describe_difference(names: Sequence[str], got: Any, wanted: tuple[PyTree, ..
     for (path, leaf), value in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(got), strict=True):
         if not isinstance(value, np.ndarray) or value.shape != leaf.shape or value.dtype != leaf.dtype:
             kind, shape = getattr(value, "dtype", type(value).__name__), list(np.shape(value))
-            return f"{leaf_name(names, path)} must be {leaf.dtype}{list(leaf.shape)}, got {kind}{shape}"
+            return f"{array_name(names, path)} must be {leaf.dtype}{list(leaf.shape)}, got {kind}{shape}"
     return None
 
 
-def leaf_name(names: Sequence[str], path: Sequence[Any]) -> str:
+def array_name(names: Sequence[str], path: Sequence[Any]) -> str:
     """Return the name of a leaf in a tuple of named trees, such as `time_steps.obs`."""
     return f"{names[path[0].idx]}{jax.tree_util.keystr(tuple(path[1:]))}"
 

@@ -25,9 +25,9 @@ from polyak.workers.rollout_worker import Acting, Failure, WorkerRollout, Worker
 from polyak.workers.worker_group import (
     WAIT_SECONDS,
     WorkerGroup,
+    array_name,
     describe_difference,
     join,
-    leaf_name,
     seed_of_new_episodes,
     without_weight,
 )
@@ -341,7 +341,7 @@ def _problem(rollout: Any, expected: tuple[TimeStep, PyTree, PyTree, PyTree]) ->
         return problem
     for path, got in jax.tree.leaves_with_path(rollout.arrays):
         if got.dtype.kind == "f" and not np.isfinite(got).all():
-            return f"{leaf_name(ARRAYS, path)} has NaN or infinity"
+            return f"{array_name(ARRAYS, path)} has NaN or infinity"
     return None
 
 
