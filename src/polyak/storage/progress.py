@@ -147,7 +147,7 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
     return SavedProgress(restored.step, env, str(resume), changed)
 
 
-def check_settings(run: Run, saved: SavedProgress) -> None:
+def check_unchanged_settings(run: Run, saved: SavedProgress) -> None:
     """Check that a checkpoint was trained with the settings of the run's config.json.
 
     Raises:

@@ -23,7 +23,7 @@ from polyak.ops.schedules import Linear
 from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
-from polyak.storage.progress import check_settings, read_progress, replay_path
+from polyak.storage.progress import check_unchanged_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
 from polyak.train.agent_settings import check_agent_settings, store_agent_settings
 from polyak.train.devices import configure_devices, is_jax_started
@@ -295,7 +295,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         restored = restore(run.checkpoints, loop_shape(config, env), optional=replay_path(config.agent))
     saved, state = read_progress(run, restored), restored.tree
     if not force:
-        check_settings(run, saved)
+        check_unchanged_settings(run, saved)
     consequences = []
     if not restored.is_complete:
         consequences.append("learning waits until the replay is filled")
