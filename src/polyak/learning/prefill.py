@@ -58,8 +58,8 @@ def _put_on_device_of(replay: Any, rollout: Rollout) -> Rollout:
         is_elsewhere = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.devices() != position.devices()
         return jax.device_put(x, position.sharding) if is_elsewhere else x
 
-    beside: Rollout = jax.tree.map(put, rollout)
-    return beside
+    on_device: Rollout = jax.tree.map(put, rollout)
+    return on_device
 
 
 @jax.jit

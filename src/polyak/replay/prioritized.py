@@ -92,9 +92,10 @@ class PrioritizedReplay(Replay):
 
     def partition(self, axis_name: str, num_steps: int) -> PyTree:
         """Rows and priorities are split by environment; see `Replay.partition`."""
-        whole: Any = PartitionSpec()
+        replicated: Any = PartitionSpec()
         tree: Any = PartitionSpec(axis_name)
-        return dataclasses.replace(self._rows.partition(axis_name, num_steps), priorities=Priorities(tree, whole, whole))
+        priorities = Priorities(tree, replicated, replicated)
+        return dataclasses.replace(self._rows.partition(axis_name, num_steps), priorities=priorities)
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions, which get the largest priority so far; see `UniformReplay.add`."""

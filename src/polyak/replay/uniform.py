@@ -72,9 +72,9 @@ class UniformReplay(Replay):
 
     def partition(self, axis_name: str, num_steps: int) -> PyTree:
         """Rows are split by environment, and nothing else; see `Replay.partition`."""
-        whole: Any = PartitionSpec()
+        replicated: Any = PartitionSpec()
         rows: Any = PartitionSpec(axis_name)
-        return ReplayState(rows, whole, whole, whole, whole, num_steps)
+        return ReplayState(rows, replicated, replicated, replicated, replicated, num_steps)
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions and its last observation.
