@@ -34,7 +34,7 @@ class ActorCriticCopies:
 
     Attributes:
         actor: online and target.
-        critics: N of them in one network, online and target.
+        critics: N critics in one network, online and target.
         average: of the actor, that is evaluated with `ema_tau`; else None.
     """
 
@@ -51,8 +51,8 @@ class ActorCriticAgent(OffPolicyAgent):
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         actor: the network of the actor, which returns `(action_params, value)`.
         critics: the network of the critics, a function of `(obs, action)`.
-        learning_rate: learning rate of the critics, and of the other networks where they have none of their own; a number or a
-            schedule such as `Linear`.
+        learning_rate: learning rate of the critics, and of the actor unless set separately; a number or a schedule such as
+            `Linear`.
         actor_learning_rate: learning rate of the actor.
         shared_encoder: the actor sees images through the convolutions of the critics, which only the loss of the critics trains
             (Yarats et al. 2020, arXiv:1910.01741); False gives the actor its own.

@@ -137,7 +137,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Check that copies were created with the agent's settings, which would silently not be used.
 
         Raises:
-            ValueError: they were not.
+            ValueError: the copies were created with other settings.
         """
 
     def follow(self) -> Follow | None:
@@ -158,7 +158,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Check that an update has an integer number of gradient steps, and that devices split replay and batches equally.
 
         Raises:
-            ValueError: one of these is not so, or the replay is smaller than a batch needs.
+            ValueError: the number is no integer, devices cannot split replay or batches, or the replay is too small.
         """
         self._count_gradient_steps(num_envs * devices)
         if self.batch_size % devices:
@@ -170,7 +170,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return diagnose_skips(self, metrics, by=" by a network")
 
     def partition(self, axis_name: str) -> PyTree:
-        """The rows of the replay are split by environment; all else is replicated."""
+        """The rows of the replay are split by environment; everything else is replicated."""
         replicated: Any = PartitionSpec()
         replay = self.replay.partition(axis_name, self.num_steps)
         return OffPolicyState(replicated, replay, replicated, replicated, replicated, replicated)
@@ -371,10 +371,10 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return self.replay.init(*example, num_steps=self.num_steps, carry=self.initial_carry())
 
     def _check_created(self, state: OffPolicyState, devices: int) -> None:
-        """Check that a state given to `update` is one of this agent, with its settings.
+        """Check that a state given to `update` belongs to this agent and was created with its settings.
 
         Raises:
-            TypeError, ValueError: it is not.
+            TypeError, ValueError: the state is something else.
         """
         self.check_state("update", state)
         check_created_normalizers(self, state.normalizers)

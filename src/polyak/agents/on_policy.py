@@ -119,10 +119,10 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Check that a value is a state of this agent.
 
         Args:
-            where: the method that it was given to.
+            where: the name of the method that received the value.
 
         Raises:
-            TypeError: it is not.
+            TypeError: the value is something else.
         """
         check_state(f"{type(self).__name__}.{where}", state, self.state_type)
 
@@ -144,13 +144,13 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         check_squashing(type(self).__name__, self._network, self.spec, squash=self.squash)
 
     def _check_created(self, state: OnPolicyState, optimizer_state: Any) -> None:
-        """Check that a state was created with the same settings: it would silently be used instead of them.
+        """Check that a state was created with the agent's settings; the state's would silently replace them.
 
         Args:
-            optimizer_state: None where workers have optimizers of their own.
+            optimizer_state: None if workers have their own optimizers.
 
         Raises:
-            ValueError: it was created with others; the message names the setting.
+            ValueError: the state was created with other settings; the message names the setting.
         """
         check_created_normalizers(self, Normalizers(state.obs_normalizer, state.reward_scaler))
         if optimizer_state is not None:

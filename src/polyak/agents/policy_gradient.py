@@ -94,7 +94,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         optimizer_name: `"rmsprop"`, the RMSProp of TensorFlow 1, with which A2C and IMPALA were published, or `"adam"`.
         rms_decay: RMSProp's α, the decay of the mean square.
         rms_eps: RMSProp's ε, inside the square root.
-        optimizer: any `optax.GradientTransformation`, in place of these two, `learning_rate` and `max_grad_norm`.
+        optimizer: any `optax.GradientTransformation`; replaces RMSProp and Adam, `learning_rate` and `max_grad_norm`.
     """
 
     learning_rate: Schedule = 7e-4
@@ -120,7 +120,7 @@ class PolicyGradientAgent(OnPolicyAgent):
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: not used; the loss has nothing random.
             weights: how much transitions, or environments, count; weights of 0 or less, or not finite, leave them out of loss
-                and statistics. Their rewards and values still stand in the advantages of the steps before.
+                and statistics. Their rewards and values still enter the advantages of earlier steps.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
@@ -140,7 +140,7 @@ class PolicyGradientAgent(OnPolicyAgent):
 
         Args:
             state: donate it; nothing of it is needed afterwards.
-            rollout: as for `gradients`, and so are the others.
+            rollout: see `gradients`, also for the other arguments.
         """
         return self.apply(state, *self.gradients(state, rollout, key, weights=weights, axis_name=axis_name))
 

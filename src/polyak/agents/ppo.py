@@ -65,9 +65,9 @@ class PPO(OnPolicyAgent):
 
     Attributes:
         network: an actor-critic network that returns `(action_params, value)`, such as `polyak.MLP((256, 256))`; None takes
-            `NatureCNN` for images, else `MLP`. It is always applied in evaluation mode: dropout is off, and statistics stay as
-            they were initialized; `init` warns of such layers, because the ratio compares two policies. Minibatches of a
-            recurrent network (`LSTM`, `GRU`) are made of whole sequences.
+            `NatureCNN` for images, else `MLP`. The network is always applied in evaluation mode, because the ratio compares two
+            policies: dropout is off, and statistics keep their initial values; `init` warns of such layers. Minibatches of
+            recurrent networks (`LSTM`, `GRU`) consist of sequences.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`, with a recurrent network `num_envs`.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
@@ -349,7 +349,7 @@ class PPO(OnPolicyAgent):
         return losses.weighted_sum(old.kl_divergence(distribution), batch.weight)
 
     def _mean_kl(self, variables: Variables, batch: Batch, axis_name: str | None) -> Float[Array, ""]:
-        """E[KL(π_old ‖ π)] over the whole batch."""
+        """E[KL(π_old ‖ π)] over the batch."""
 
         def kl_of(part: Batch) -> tuple[Float[Array, ""], tuple[()]]:
             return self._kl(self._model.forward(variables, part)[0], part), ()

@@ -54,7 +54,7 @@ class PPOKL(PPO):
         kl_target: KL divergence d that an update should have, in nats.
         kl_tolerance: adapt β when the divergence differs from the target by more than this fraction.
         kl_cutoff_coef: coefficient κ of the squared KL divergence beyond the cutoff; None disables this penalty. It needs the
-            mean of a whole minibatch, so `microbatch_size` must be None.
+            mean of the minibatch, so `microbatch_size` must be None.
         kl_cutoff_factor: cutoff f, in multiples of `kl_target`.
         l2_policy: L2 coefficient of kernels that only the policy depends on; None disables it.
         l2_value: L2 coefficient of kernels that only the value depends on; None disables it.

@@ -67,7 +67,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """Check the network's outputs.
 
         Raises:
-            TypeError, ValueError: it does not.
+            TypeError, ValueError: the loss cannot use the outputs.
         """
 
     @abc.abstractmethod

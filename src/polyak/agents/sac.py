@@ -32,9 +32,9 @@ class SAC(TargetSettings, SoftActorAgent):
         J_π(φ) = E[ α log π_φ(a|s) - min_i Q_θi(s, a) ],    a ~ π_φ(·|s)
         J(α)   = E[ -log α (log π(a|s) + H̄) ]
 
-    over n-step transitions drawn from a replay. Box actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. In a
-    gradient step the critics go first, and in every `policy_delay`-th then the actor against the new critics, and α with the
-    new actor; at last the target critics.
+    over n-step transitions drawn from a replay. Box actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. A
+    gradient step trains the critics; every `policy_delay`-th step then trains the actor against the new critics, and α with the
+    new actor; the target critics are updated last.
 
     With Discrete actions critics return Q(s, a) of all n, and expectations over a and a' are sums Σ_a π(a|s) over the actions
     that the state allows (Christodoulou 2019, arXiv:1910.07207).
@@ -69,7 +69,7 @@ class SAC(TargetSettings, SoftActorAgent):
         self._check_together()
 
     def check_critics(self, variables: Variables) -> None:
-        """Check that critics return `(q, None)`, and that as many as are sampled for a target exist."""
+        """Check that critics return `(q, None)`, and that there are at least `num_target_critics` critics."""
         outputs = self.spec.action.n if isinstance(self.spec.action, Discrete) else None
         num_critics = check_critics(self._critics, variables, self.spec, outputs=outputs)
         check_num_target_critics("SAC", self.num_target_critics, num_critics)

@@ -29,13 +29,13 @@ from polyak.policies.sde import add_sde, check_sde
 from polyak.replay.replay import Transition
 
 ENTROPY_FRACTION = 0.98
-"""Of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""
+"""Fraction of the largest entropy of Discrete actions, the default target; Christodoulou 2019, arXiv:1910.07207."""
 
 ENTROPY_TOLERANCE = 1e-6
-"""Relative, for a largest entropy that was rounded to float32."""
+"""Relative tolerance, for a largest entropy that was rounded to float32."""
 
 DROPOUT = 2**31
-"""Number that makes the key of the actor's dropout from the key of its actions; keys of the parts of an action differ."""
+"""Number folded into the key of the actions for the actor's dropout; the keys of an action's parts use other numbers."""
 
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
 """Settings that have no effect with a fixed `alpha`."""
@@ -55,7 +55,7 @@ class SoftActorCopies:
 
     Attributes:
         actor: online only.
-        critics: N of them in one network, online and target.
+        critics: N critics in one network, online and target.
         temperature: α.
         average: of the actor, that is evaluated with `ema_tau`; else None.
     """

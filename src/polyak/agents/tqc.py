@@ -29,10 +29,10 @@ class TQC(TargetSettings, SoftActorAgent):
 
     over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. z_1 ≤ ...
     ≤ z_K are the smallest K = N(M - d) of the N·M quantiles of all target critics together; dropping d per critic reduces
-    overestimation. In a gradient step the critics go first, and in every `policy_delay`-th then the actor against the new
-    critics, and α with the new actor; at last the target critics.
+    overestimation. A gradient step trains the critics; every `policy_delay`-th step then trains the actor against the new
+    critics, and α with the new actor; the target critics are updated last.
 
-    There are no `num_target_critics` as in SAC: dropping quantiles of the whole pool takes the place of a minimum over critics.
+    Unlike SAC, TQC has no `num_target_critics`: dropping quantiles of all critics replaces the minimum over critics.
 
     Attributes:
         target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]; at most dim A log 2, the

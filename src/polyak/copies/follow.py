@@ -44,10 +44,10 @@ class Follow:
         tau: τ in [0, 1]; 1 copies. A number, or a callable of the total count (a schedule such as `Linear`, or one of
             Optax).
         period: count between updates, and before the first one.
-        unit: what is counted: gradient updates or environment steps.
+        unit: unit of `period` and of the counters: gradient updates or environment steps.
         stats_tau: τ for statistics; None uses `tau`.
         check_finite: skip an update where the online tree holds NaN or infinity. False spares a pass over it, which takes up to
-            5 % of a gradient step, for agents: they skip every step that is not finite.
+            5 % of a gradient step; agents set it, because they skip every step with NaN or infinity.
 
     Raises:
         TypeError, ValueError: a field is invalid; the message names it.

@@ -176,7 +176,7 @@ class NetworkCopies:
         num_microbatches: int = 1,
         axis_name: str | None = None,
     ) -> tuple["NetworkCopies", StepLog]:
-        """Take one gradient step of the online copy on the loss of a batch; the other copies stay, until they follow.
+        """Take one gradient step of the online copy on the loss of a batch; the other copies are unchanged.
 
             θ ← θ + optimizer(∇_θ loss_fn(θ, batch)),    statistics ← aux.stats
 
@@ -382,7 +382,7 @@ class NetworkCopies:
     def push(
         self, shared: Shared, gradients: PyTree = None, *, stats: PyTree = None, max_staleness: int | None = None
     ) -> tuple["NetworkCopies", Shared]:
-        """Apply this worker's gradients to the copy that it shares with others; its online copy stays, until it pulls.
+        """Apply this worker's gradients to the copy that it shares with others; its online copy is unchanged until it pulls.
 
         For workers in one program; `polyak.copies.receive` is for workers that send messages, which can be lost or repeated.
 

@@ -45,7 +45,7 @@ def synchronous_round(
         clip_when: as for `NetworkCopies.accumulate`; `"each"` clips each worker's gradient.
 
     Raises:
-        ValueError: there is not one gradient (and tree of statistics) per worker, or trees differ.
+        ValueError: the numbers of workers and gradients (or trees of statistics) differ, or trees differ.
     """
     if not workers or len(workers) != len(gradients) or (stats is not None and len(stats) != len(workers)):
         and_stats = "" if stats is None else f" and {len(stats)} trees of statistics"

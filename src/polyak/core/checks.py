@@ -115,7 +115,7 @@ def check_state(owner: str, state: Any, cls: type) -> None:
     """Check that a value is an agent's state; the error names the attribute that holds it, as of a result.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the value is something else.
     """
     if type(state) is cls:
         return
@@ -128,7 +128,7 @@ def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) ->
     """Check that a value is one of the choices.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value is something else.
     """
     if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
         raise ValueError(f"{owner}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -22,16 +22,16 @@ from polyak.core.types import Act, PolicyStep, PyTree, TimeStep
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""How long Ctrl-C waits for the call that is under way."""
+"""Seconds that Ctrl-C waits for a running call."""
 
 SIGNAL_SECONDS = 0.2
-"""How long Ctrl-C may go unnoticed."""
+"""Seconds after which Ctrl-C is noticed at the latest."""
 
 BUSY_SECONDS = 60.0
-"""How long a new relay waits for an interrupted program to reach its next call, which ends it."""
+"""Seconds that a new relay waits for an interrupted program to reach its next call, which ends it."""
 
 EXIT_SECONDS = 5.0
-"""How long the exit of the interpreter waits for such a call: JAX aborts when one returns during the teardown."""
+"""Seconds that the exit of the interpreter waits for such a call: JAX aborts if a call returns during the teardown."""
 
 MAX_PROGRAMS = 32
 """Compiled programs that call Python, the last used ones; each takes some 6 MB."""
@@ -223,7 +223,7 @@ def python_calls_in(tree: Any) -> list[PythonCalls]:
 
 
 class ExceptionRelay:
-    """Raises the exceptions of Python policies as they are, where JAX would raise its own error about them.
+    """Raises the original exceptions of Python policies instead of JAX's errors about them.
 
     A context manager; and `run`, for one program. Relays nest, also of the same policy, and threads have their own.
 
@@ -352,7 +352,7 @@ def _finish(program: Callable[[], Any]) -> Any:
     return jax.block_until_ready(program())
 
 
-# JAX hands on the text of an exception only: a number in it leads back to the exception, whichever thread it arrives in.
+# JAX passes on only the text of an exception: a number in the text identifies the exception, in whatever thread it arrives.
 _numbers = itertools.count(1)
 _exceptions: dict[int, BaseException] = {}
 

@@ -1,4 +1,4 @@
-"""Check arrays against a space: tree, dtype, shape and range; an error names the leaf, what is expected and what was received.
+"""Check arrays against a space: tree, dtype, shape and range; an error names the leaf, the expected and the received value.
 
 No JAX here: worker processes check observations with this. Of a traced array only shape and dtype are read.
 """
@@ -196,7 +196,7 @@ def to_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
     """A value as a NumPy array of the shape, in a dtype that can be cast to `dtype` (see `check_dtype`).
 
     Raises:
-        TypeError: it is no array, or of another kind of number.
+        TypeError: the value is no array, or has another kind of number.
         ValueError: the shape is another.
     """
     try:

@@ -459,7 +459,7 @@ def check_env_spec(owner: str, spec: Any) -> None:
     """Check that a value is an `EnvSpec`; the error says how to get the spec of an environment.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the value is something else.
     """
     if isinstance(spec, EnvSpec):
         return

@@ -107,7 +107,7 @@ def struct(cls: type[T] | None = None, *, kw_only: bool = False) -> Any:
     unknown keyword argument suggests the nearest field. It prints the fields that differ from their defaults.
 
     A class inherits the fields of its bases, with their texts under `Attributes:`. It changes the default of one by a plain
-    value: `learning_rate: Schedule = 1e-3`; the check of the field stays.
+    value: `learning_rate: Schedule = 1e-3`; the check of the field remains.
 
     Args:
         kw_only: fields are arguments by name only, but for those with `static(kw_only=False)`.

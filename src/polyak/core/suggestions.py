@@ -102,7 +102,7 @@ def unknown_name(name: str, known: Iterable[str], what: str, *, cutoff: float = 
     if what in ("field", "argument") and (found := find_replacement(name, known, what)):
         library, replacement = found
         return f"unknown {what} {name!r} of {library}; use {replacement}"
-    # What such an argument sets is not there at all, so no similar name is meant.
+    # polyak has no counterpart of such an argument, so no similar name is meant.
     if what != "field" or not is_name_elsewhere(name):
         near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=cutoff)
         hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
@@ -114,7 +114,7 @@ EXAMPLES = {"key": "jax.random.key(0)", "seed": "0"}
 
 
 def suggest_arguments(owner: str) -> Callable[[F], F]:
-    """Wrap a function so that the error for an unknown, missing or positional argument says how to call it."""
+    """Wrap a function so that the error for an unknown, missing or positional argument shows how to call it."""
 
     def decorate(function: F) -> F:
         parameters = inspect.signature(function).parameters
@@ -162,7 +162,7 @@ def suggest_attributes(cls: type[T]) -> type[T]:
 
 
 class MissingFromClass:
-    """An attribute that neither a class nor its objects have: the error says what to use.
+    """An attribute that neither a class nor its objects have; the error names the replacement.
 
     A class's own `__getattr__` serves its objects only.
     """
@@ -177,7 +177,7 @@ class MissingFromClass:
 
 
 class UncallableModule(ModuleType):
-    """A module whose call raises an error that says which of its functions to call; set as its `__class__`."""
+    """A module whose call raises an error that names the function to call; set as its `__class__`."""
 
     instead = ""
 

@@ -87,7 +87,7 @@ def describe_leaf(leaf: Any) -> str:
     """A leaf's dtype and shape, such as `float32[3,4]`.
 
     Raises:
-        TypeError: it is not an array, number, bool, PRNG key or None.
+        TypeError: the leaf is not an array, number, bool, PRNG key or None.
     """
     if leaf is None:
         return "None"

@@ -527,5 +527,5 @@ class Progress:
 
 Callback: TypeAlias = Callable[[Progress, dict[str, float], PyTree], object]
 """Called by a loop at every report with the progress, the metrics as Python floats (what a callback adds is reported too),
-and the loop's whole state, a pytree of which anything may be kept. Returning False stops training after this report; an
+and the state of the loop, a pytree of which anything may be kept. Returning False stops training after this report; an
 exception ends it."""

@@ -47,7 +47,7 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     themselves. Actions are in [-1, 1], as Brax's own agents take them.
 
     Raises:
-        ValueError: it is batched by Brax.
+        ValueError: the environment is batched by Brax.
     """
     from brax.envs.wrappers import training
 

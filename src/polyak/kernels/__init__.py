@@ -1,1 +1,1 @@
-"""Fast stand-ins for plain functions; each says what it replaces, what it gains, and when to delete it."""
+"""Fast replacements of plain functions; each documents the function that it replaces, its gain, and when to delete it."""

@@ -51,7 +51,7 @@ def _on_platform(on_cpu: Any, elsewhere: Any, *arrays: Array) -> Any:
 
 
 def _by_product(x: Image, kernel: Kernel, stride: int) -> Output:
-    """Each row of blocks times each row of the kernel, `[B, h + n - 1, w, n O]`; an output is a sum of n of these, shifted."""
+    """The convolution as products of rows of blocks and rows of the kernel; an output is a sum of n shifted products."""
     size, outputs = kernel.shape[0] // stride, kernel.shape[-1]
     strips = _strips(x, kernel.shape[0], stride)
     products = strips @ _matrix(kernel, stride)

@@ -62,7 +62,7 @@ class SumTree:
         Args:
             index: rows.
             priority: at least 0 and finite.
-            is_set: False leaves the row's priority as it is.
+            is_set: False leaves the row's priority unchanged.
             rows: only the first rows are in the tree, whatever stands in the others.
         """
         # Rows that are not set are written out of bounds, to nowhere: to read their priorities would copy all of them.
@@ -121,7 +121,7 @@ class SumTree:
 
 
 Descent: TypeAlias = tuple[Int32[Array, " N"], Float[Array, " N"], Float[Array, " N"], Float[Array, " N"]]
-"""Nodes, the fractions of their sums at which to go on, their values, and the sum of all priorities."""
+"""Nodes, the fractions of their sums at which the search continues, their values, and the sum of all priorities."""
 
 
 def _levels(capacity: int) -> list[int]:

@@ -56,7 +56,7 @@ class Batch:
     carry: PyTree
 
     def at(self, index: Int32[Array, " M"]) -> "Batch":
-        """The samples, or sequences, of these numbers."""
+        """The samples, or sequences, with these indices."""
         minibatch: Batch = jax.tree.map(lambda x: x[index], self)
         return minibatch
 
@@ -188,7 +188,7 @@ def log_probs(model: ActorCriticModel, rollout: Rollout, params: PyTree) -> Floa
 def network_inputs(
     rollout: Rollout, normalizer: ObsNormalizer | None, normalize_reward: Literal["return", "reward"] | None
 ) -> tuple[PyTree, PyTree]:
-    """All observations as the network sees them, and its carry at the first of them.
+    """All observations, normalized, and the network's carry at the first observation.
 
     Args:
         normalize_reward: with `"return"`, the rollout's carry must be a carry of `DiscountedReturn`.

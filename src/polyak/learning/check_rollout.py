@@ -57,7 +57,7 @@ def check_actions(owner: str, rollout: Rollout, spec: EnvSpec) -> None:
     NaN and infinity pass: the replay leaves such transitions out, and counts them.
 
     Raises:
-        ValueError: one is outside, by more than rounding; the message has the first.
+        ValueError: an action is outside, by more than rounding; the message has the first.
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rollout.time_steps, rollout.actions))):
         return

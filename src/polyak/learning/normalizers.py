@@ -80,7 +80,7 @@ class Normalizers:
 
 
 def create_normalizers(settings: NormalizedSettings) -> Normalizers:
-    """Empty statistics of what the settings normalize."""
+    """Empty statistics of the quantities that the settings normalize."""
     obs = ObsNormalizer.init(settings.spec.obs, settings.clip_obs) if settings.normalize_obs else None
     return Normalizers(obs, None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward))
 

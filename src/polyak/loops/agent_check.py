@@ -75,10 +75,9 @@ def _check_state(owner: str, before: PyTree, after: PyTree) -> None:
         changes += [f"{quoted(name)} is gone" for name in old if name not in new]
         raise ValueError(f"{owner}: the state must keep its leaves, but {', '.join(changes)}")
     for name, leaf in new.items():
-        if describe_leaf(leaf) != describe_leaf(old[name]):
-            raise ValueError(
-                f"{owner}: {quoted(name)} of the state must stay {describe_leaf(old[name])}, got {describe_leaf(leaf)}"
-            )
+        expected, got = describe_leaf(old[name]), describe_leaf(leaf)
+        if got != expected:
+            raise ValueError(f"{owner}: {quoted(name)} of the state must stay {expected}, got {got}")
     structures = [str(jax.tree.structure(tree)) for tree in (before, after)]
     if structures[0] != structures[1]:
         raise ValueError(

@@ -21,7 +21,7 @@ class Actor(PolicySettings):
 
     Attributes:
         hidden: widths of the dense layers.
-        activation: after each of them.
+        activation: activation after each dense layer.
         std: the standard deviation of Box actions: `"state"`, an output of the last layer, clipped to [e⁻²⁰, e²]; `"free"`, a
             parameter; `"fixed"`, e^log_std, for a deterministic actor to which noise is added; `"sde"`, for state-dependent
             exploration, √(z(s)² · σ²) of one Box action, z(s) the features of the last dense layer and σ a matrix of

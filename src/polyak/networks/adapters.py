@@ -86,7 +86,7 @@ class FlaxNNX:
         if key is None:
             out = module(obs)
         else:
-            # Random numbers come from the key alone; the module's own streams stay as they are.
+            # Random numbers come only from the key; the module's own streams do not advance.
             streams = nnx.clone(nnx.state(module, nnx.RngState))
             tags = sorted({node.tag for _, node in nnx.iter_graph(module) if isinstance(node, nnx.RngStream)})
             keys: Any = {tag: jax.random.fold_in(key, number) for number, tag in enumerate(tags)}
@@ -141,7 +141,7 @@ class FlaxLinen:
         return out, carry, {**variables.stats, **changed}
 
     def training_layers(self, variables: Variables) -> list[str]:
-        """The layers that compute something else in training mode: those with batch statistics, or one text for the others."""
+        """The layers that differ in training mode: layers with batch statistics, or one text for all others."""
         if "batch_stats" in variables.stats:
             return [f"BatchNorm {name}" for name in variables.stats["batch_stats"]]
         return [] if self.train_argument is None else [f"layers that {self.train_argument!r} switches"]

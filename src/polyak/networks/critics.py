@@ -27,7 +27,7 @@ class Critics:
 
     Attributes:
         hidden: widths of the dense layers.
-        activation: after each of them.
+        activation: activation after each dense layer.
         num_critics: N.
         norm: normalization before each activation, `"layer"` or `"batch"`; None disables it. Batch normalization uses the mean
             and variance of the batch in the critics' loss, and the running mean and variance elsewhere.

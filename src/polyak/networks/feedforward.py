@@ -39,7 +39,7 @@ def check_head(owner: str, name: str, head: Any) -> None:
     """Check that a setting is a head, or None.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the value is something else.
     """
     if not isinstance(head, Head | None):
         raise TypeError(f"{owner}: {name} must be PolicyAndValue(), QValues() or Quantiles(), got {head!r}")
@@ -54,7 +54,7 @@ class BuiltInNetwork(abc.ABC):
 
     Attributes:
         hidden: widths of the dense layers.
-        activation: after each of them; None is tanh with the head `PolicyAndValue`, else relu.
+        activation: activation after each dense layer; None is tanh with the head `PolicyAndValue`, else relu.
         orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the last layer of
             values, and biases 0; False: weights and biases uniform within ±1/√inputs, as in PyTorch. None is True with the
             head `PolicyAndValue`, else False.

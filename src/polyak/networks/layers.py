@@ -51,7 +51,7 @@ class HasLayerWidths(Protocol):
 
 
 MAX_LAYERS, MAX_WIDTH = 256, 2**16
-"""The largest network that settings, which may come from a file, can ask for."""
+"""Limits of the networks that settings, which may come from a file, can define."""
 
 
 def set_widths(settings: Any, name: str) -> None:
@@ -79,7 +79,7 @@ class DenseSettings:
 
     Attributes:
         hidden: their widths.
-        activation: after each of them.
+        activation: activation after each layer.
         orthogonal: orthogonal weights with gain √2 and biases 0; else as PyTorch's.
         norm: `"layer"` normalizes the outputs of each layer before its activation; None does not.
         noisy: use `NoisyLayer`s, also in the head.
@@ -238,7 +238,7 @@ def encoded_size(encoder: Encoder, spec: EnvSpec) -> int:
 
 
 def _flat(space: Leaf, x: Array) -> Array:
-    """`[B, n]` float32 of one part of the observation; an image stays as it is for its convolutions."""
+    """`[B, n]` float32 of one part of the observation; an image is unchanged."""
     if is_image(space):
         return x
     match space:

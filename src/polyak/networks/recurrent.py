@@ -66,7 +66,7 @@ class _ActorCriticModule(nnx.Module):
 
 
 class _QModule(QHead):
-    """Encoder, dense layers, a cell, and the layers of the head beside them."""
+    """Encoder, dense layers, a cell, and the layers of the head."""
 
     def __init__(self, network: "Recurrent", head: QValues, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.stack = _CellStack(network, spec, rngs)
@@ -175,7 +175,7 @@ class LSTM(Recurrent):
 class GRU(Recurrent):
     """`LSTM` with a GRU cell: a quarter fewer weights, half the recurrent state.
 
-    The gates of Flax's cell stand in the order r, z, n, with biases 0.
+    The gates of Flax's cell are in the order r, z, n, with biases 0.
 
     Raises:
         TypeError, ValueError: a setting is out of its range, or does not go with the head; the message names it.
@@ -193,7 +193,7 @@ class GRU(Recurrent):
 
 
 def reset_carry(network: Network, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
-    """The carry, reset to the initial one where an episode begins; as it is for a network that is not recurrent.
+    """The carry, reset to the initial carry for environments whose episode begins; unchanged without recurrent state.
 
     Earlier values, NaN included, leave no trace. A carry of `()` is the initial one.
     """

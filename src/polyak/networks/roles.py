@@ -43,7 +43,7 @@ def roles(network: Network, variables: Variables, spec: EnvSpec) -> PyTree:
 def kernel_roles(network: Network, variables: Variables, spec: EnvSpec) -> tuple[Role | None, ...]:
     """The role of each leaf of the parameters that is a kernel, None for the others.
 
-    A kernel has two axes or more, and is not called `bias`, `log_std` or `log_scale` (nor stands below these last two).
+    A kernel has two axes or more, and is not called `bias`, `log_std` or `log_scale` (nor is below `log_std` or `log_scale`).
     """
     leaves = jax.tree_util.tree_leaves_with_path(variables.params)
     leaf_roles = jax.tree.leaves(roles(network, variables, spec))

@@ -36,15 +36,15 @@ LossFn: TypeAlias = Callable[[PyTree, PyTree], tuple[Float[Array, ""], Aux]]
 """`(params, batch)` to the loss, and its terms and new statistics."""
 
 QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statistics", "step", "action")
-"""What can be NaN or infinite, in the order in which one causes the next: the data, the loss and its gradient, a network's
-statistics, and the parameters or optimizer state after the step; at last the actions in a replay's data. Saved states have a
-quantity's number, so a new one comes at the end."""
+"""Quantities that are checked for NaN and infinity, in the order in which one causes the next: the data, the loss and its
+gradient, a network's statistics, the parameters and optimizer state after the step; finally the actions in a replay's data.
+Saved states store a quantity's number, so append new quantities."""
 
 ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_eps", "max_grad_norm")
-"""Settings of Adam, which have no effect where the agent has another optimizer."""
+"""Settings of Adam, which have no effect with an `optimizer`."""
 
 RMSPROP_SETTINGS = ("optimizer_name", "rms_decay", "rms_eps")
-"""Settings of RMSProp, likewise."""
+"""Settings of RMSProp, which have no effect with an `optimizer`."""
 
 # XLA's CPU back end vectorizes elementwise code on two threads only where they divide the length: with an odd length, Adam on
 # 142,605 parameters takes 5 times as long.

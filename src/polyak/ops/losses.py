@@ -17,7 +17,7 @@ LARGEST_LOG_PROB = 1e30
 """Replaces infinity in a log-probability, so that the difference of two infinite ones is finite."""
 
 KL_BETA_FACTOR = 1.5
-"""How much the coefficient of a KL penalty changes after an update."""
+"""Factor by which the coefficient of a KL penalty changes after an update."""
 
 SMALLEST_KL_BETA, LARGEST_KL_BETA = 1e-6, 1e6
 

@@ -137,7 +137,7 @@ class _CalledOnce:
 
 
 def _calling_once(policy: PolicyWithSpec) -> PolicyWithSpec:
-    """The policy for one step: `action` and then `distribution` call what is Python within once."""
+    """The policy for one step, in which `action` and then `distribution` call each inner Python policy once."""
     is_python = lambda node: isinstance(node, PythonPolicy)  # noqa: E731
     called: PolicyWithSpec = jax.tree.map(
         lambda node: _CalledOnce(node) if is_python(node) else node, policy, is_leaf=is_python
@@ -155,7 +155,7 @@ def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTre
         case StateDependentExploration():
             return _find_valued(policy.policy, ())
         case NetworkPolicy() if isinstance(policy.network, Actor):
-            return None  # Critics stand beside it.
+            return None  # An actor has no value; the critics are separate.
         case ValuedPolicy():
             return policy, carry
     return None

@@ -32,7 +32,7 @@ class Mixture:
 
     Raises:
         TypeError: `policies` is no tuple of policies.
-        ValueError: none at all, specs that differ, or weights that are not as many numbers of 0 or more, one of them above.
+        ValueError: no policy, specs that differ, or weights that are not one number of at least 0 per policy, some above 0.
     """
 
     policies: tuple[Any, ...]
@@ -103,5 +103,5 @@ def _normalize_weights(weights: Any, count: int) -> Any:
     if array.shape != (count,) or array.dtype.kind not in "fiu":
         raise ValueError(f"Mixture: weights must be {count} numbers, one for each policy, got {weights!r}")
     if not np.all(np.isfinite(array) & (array >= 0)) or not array.sum() > 0:
-        raise ValueError(f"Mixture: weights must be 0 or more, one of them above, got {weights!r}")
+        raise ValueError(f"Mixture: weights must be at least 0, and at least one above 0, got {weights!r}")
     return (array / array.sum()).astype(np.float32)

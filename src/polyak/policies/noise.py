@@ -212,7 +212,7 @@ class ActionSmoothing:
 
 
 def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]) -> Distribution:
-    """Normal around the clipped centre plus a shift, clipped again; a part that is no Box as it is."""
+    """Normal around the clipped centre plus a shift, clipped again; a part that is no Box is unchanged."""
 
     def leaf(leaf: Leaf, x: Any, shift: Any) -> Distribution:
         if not isinstance(leaf, Box):

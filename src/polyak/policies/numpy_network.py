@@ -24,14 +24,14 @@ from polyak.policies.numpy_reader import make_network
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
-# Those that NumPy computes in one pass.
+# Activations that NumPy computes in one pass.
 FAST_ACTIVATIONS = ("tanh", "relu")
 
 MAX_ACT_PRODUCTS = 2**17
-"""Multiplications in one layer, up to which NumPy's matrix product stays on one thread: the others are the environment's."""
+"""Largest number of multiplications in a layer for which NumPy uses one thread, which leaves the others to environments."""
 
 MAX_PREDICT_PRODUCTS = 2**19
-"""Likewise for `predict`, up to which NumPy is faster than a call of JAX."""
+"""Largest number of multiplications in a layer for which `predict` in NumPy is faster than a call of JAX."""
 
 PRODUCT_ROWS = 4
 """Observations of one matrix product. One of more rows may be computed, and rounded, in another way: workers, which have parts
@@ -172,7 +172,7 @@ def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> di
 
 
 def _stddev(stats: RunningStats) -> Numbers:
-    """`stats.stddev()` without JAX, which takes longer for it than NumPy for the actions of a short rollout."""
+    """`stats.stddev()` without JAX, whose call takes longer than the actions of a short rollout in NumPy."""
     variance: Numbers = np.asarray(stats.variance)
     has_variance = variance > np.float32(ROUNDING) * np.square(np.asarray(stats.mean))
     return np.sqrt(np.where(has_variance, variance, np.float32(1.0)) + np.float32(1e-8))

@@ -156,7 +156,7 @@ class AsPython:
         return jax.tree.map(np.array, self._initial_state(batch_size))
 
     def action(self, time_step: TimeStep, carry: PyTree, seed: int = 0) -> PolicyStep:
-        """One step of a batch; the seed, 32 bits, decides what is drawn."""
+        """One step of a batch; the seed, 32 bits, determines random draws."""
         action, carry = self._act(time_step, carry, seed)
         return PolicyStep(map_space(self._clip, self.spec.action, action), jax.tree.map(np.array, carry))
 

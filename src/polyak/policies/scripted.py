@@ -91,7 +91,7 @@ class ScriptPosition:
         return dataclasses.replace(self, failed=jnp.asarray(self.failed) & ~envs)
 
     def error_message(self) -> str:
-        """The length of the script, and the environments that went on."""
+        """The error, with the length of the script and the environments whose episodes continued."""
         envs = np.flatnonzero(np.asarray(self.failed)).tolist()
         return (
             f"Scripted: the script has ended after its {self.length} steps, and environments {envs} went on; make it as long "

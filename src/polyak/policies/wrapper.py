@@ -87,7 +87,7 @@ class EpisodeDraw:
 def draw_for_new_episodes(carry: PyTree, time_step: TimeStep, key: PRNGKeyArray) -> tuple[PyTree, PRNGKeyArray]:
     """The carry with its `EpisodeDraw`s made for the episodes that begin, and the key for the rest of the step.
 
-    A carry without `EpisodeDraw` is returned as it is, and so is the key.
+    A carry without `EpisodeDraw`, and the key, are returned unchanged.
     """
     parts, tree = jax.tree.flatten(carry, is_leaf=_is_draw)
     count = sum(map(_is_draw, parts))

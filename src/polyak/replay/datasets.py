@@ -75,7 +75,7 @@ def _load(name: str) -> Any:
 
 
 def _read_episode(episode: Any, spec: EnvSpec) -> tuple[TimeStep, PyTree]:
-    """The T + 1 time steps of an episode, and as many actions: the last, which resets, is any one."""
+    """The T + 1 time steps of an episode, and T + 1 actions; the last action, which resets, is arbitrary."""
     terminated, truncated = (np.array(x, bool) for x in (episode.terminations, episode.truncations))
     length = terminated.size
     which = f"of an episode of {length} steps"

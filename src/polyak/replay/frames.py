@@ -10,7 +10,7 @@ from polyak.core.types import PyTree
 from polyak.ops.losses import mask_invalid
 
 Padding: TypeAlias = Literal["zero", "first"]
-"""What stands in a stack before the first frame of a game: zeros (the ALE's vector environment), or the first frame again
+"""Frames of a stack before the first frame of a game: zeros (the ALE's vector environment), or copies of the first frame
 (Gymnasium's `FrameStackObservation` with its default padding)."""
 
 NOT_STORED = 2**30

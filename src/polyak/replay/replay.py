@@ -46,7 +46,7 @@ class ReplayState:
         position: the slot of the newest observation, in [0, slots).
         size: rows of each environment: transitions, rows that only reset, and rows between two streams.
         dropped: transitions that were not stored, because of NaN or infinity.
-        layout: slots, environments and rollout length, which decide where a row stands; zeros before the first rollout.
+        layout: slots, environments and rollout length, which decide the positions of rows; zeros before the first rollout.
         num_steps: the length of the rollouts that are added.
         priorities: the `Priorities` of a `PrioritizedReplay`, which `set_priorities` changes; None in other replays.
         carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
@@ -70,7 +70,7 @@ class ReplayState:
         """Rows of each environment; on a mesh, the state has the rows of one device only.
 
         Raises:
-            ValueError: there is no room for two rollouts of each; the message contains the smallest capacity.
+            ValueError: the capacity is below two rollouts of each environment; the message contains the smallest capacity.
         """
         least = 2 * self.num_steps * num_envs
         if self.capacity < least:

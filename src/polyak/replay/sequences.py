@@ -108,8 +108,8 @@ class SequenceReplay(Replay):
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions and the recurrent state before them; see `UniformReplay.add`.
 
-        A rollout without a recurrent state (`carry=()`, of another policy) gets the initial one, zeros; so does an environment
-        whose state is NaN or infinite, as it stays from a non-finite observation to the end of the episode.
+        A rollout without a recurrent state (`carry=()`, of another policy) gets the initial state, zeros. So does an
+        environment whose state is NaN or infinite, which lasts from a non-finite observation to the end of the episode.
         """
         state = self._rows.add(state, rollout)
         num_steps, num_envs = rollout.reward.shape

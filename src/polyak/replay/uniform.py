@@ -31,7 +31,7 @@ class UniformReplay(Replay):
     Attributes:
         capacity: rows, over all environments and devices.
         frame_stack: observations are stacks of this many frames along their first axis, oldest first, of which each frame is
-            stored once; 1 stores observations as they are.
+            stored once; 1 stores observations unchanged.
         frame_padding: the frames of a stack before the first frame of a game: `"zero"`, or copies of the `"first"` frame.
 
     Raises:
@@ -79,9 +79,9 @@ class UniformReplay(Replay):
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout's transitions and its last observation.
 
-        Transitions with NaN or infinity are stored as zeros that are never drawn, and counted. A rollout goes on where the one
-        before ended, or begins new episodes (a resumed run whose environments are new), or follows `end_stream`. With another
-        B, or on another number of devices, the replay starts empty: its rows would stand elsewhere.
+        Transitions with NaN or infinity are stored as zeros that are never drawn, and counted. A rollout continues the rollout
+        before it, or begins new episodes (a resumed run with new environments), or follows `end_stream`. With another B, or on
+        another number of devices, the replay starts empty, because positions of rows depend on both.
 
         Args:
             rollout: `[T, B]` with T = `state.num_steps`.
@@ -106,7 +106,7 @@ class UniformReplay(Replay):
         state = dataclasses.replace(state, position=position, size=size)
         start = position.astype(jnp.int32)
         end = (start + num_steps) % slots
-        # Whole blocks, so that XLA writes them in place: the rollout's rows never wrap around, and the last one stands alone.
+        # In blocks, so that XLA writes them in place: the rollout's rows never wrap around, and the last row is separate.
         valid = _write(state.rows.valid, _previous(state, rollout, slots), (start - 1) % slots * num_envs)
         stored: Rows = dataclasses.replace(state.rows, valid=valid)
         for first, last, at in ((0, num_steps, start), (num_steps, num_steps + 1, end)):

@@ -16,7 +16,7 @@ from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob
 T = TypeVar("T")
 
 MAX_COMBINATIONS = 4096
-"""Of a MultiDiscrete space that counts as one choice: a network has an output for each."""
+"""Largest number of combinations of a MultiDiscrete space that counts as one choice: a network has an output for each."""
 
 
 def as_discrete(owner: str, spec: EnvSpec) -> EnvSpec:

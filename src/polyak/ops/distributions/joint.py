@@ -230,7 +230,7 @@ def _for_leaf(path: str, space: Leaf, params: PyTree, mask: Any, *, squash: bool
 
 
 def broadcast_params(space: Space, params: PyTree, *, sequences: bool = False) -> PyTree:
-    """Action parameters `[N, ...]`, where a network may return a Box's `log_scale` once for the whole batch.
+    """Action parameters `[N, ...]`, where a network may return a Box's `log_scale` once for the batch.
 
     Args:
         sequences: parameters are `[T, B, ...]`, and `log_scale` may be given once for each time step.

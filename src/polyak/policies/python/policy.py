@@ -53,7 +53,7 @@ class PythonPolicy:
         carry_spec: a tree of spaces, of shapes with dtypes, or of arrays that are also the first values; for one environment.
         info_spec: the spec of the returned info, in the same form.
         name: for messages; None takes the name of the function or class.
-        timeout: seconds for one call, which then runs in a thread of its own.
+        timeout: time limit of one call, in seconds; calls then run in another thread.
         on_error: `"clip"`: actions out of bounds are clipped, and counted in `clipped`; NaN is an error all the same.
         check: False skips the checks for NaN, bounds and actions that `action_mask` forbids, and the observation's.
         deterministic: equal observations get equal actions; a policy that neither is deterministic nor takes a seed is noted in
@@ -140,7 +140,7 @@ class PythonPolicy:
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """Its step for a batch; the seed is derived from the key."""
-        # The key goes along also where there is no seed: mapped over keys, one call would serve for all.
+        # The key is passed even without a seed: under `vmap` over keys, one call would otherwise serve all of them.
         return self._step(time_step, carry, self.seed(key, _batch_size(time_step)), jax.random.key_data(key))
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:

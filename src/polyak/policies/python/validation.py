@@ -33,7 +33,7 @@ class Declared(Protocol):
 
 
 class OutputChecker:
-    """Checks one part (`"action"`, `"carry"`, `"info"`) of what a Python policy returns.
+    """Checks one part (`"action"`, `"carry"`, `"info"`) of the output of a Python policy.
 
     Args:
         who: the policy, for messages.
@@ -46,7 +46,7 @@ class OutputChecker:
     def __init__(self, who: str, what: str, tree: PyTree, *, check: bool = True, clip: bool = False) -> None:
         self._who, self._what, self._check, self._clip = who, what, check, clip
         self._specs: list[ArraySpec]
-        self.structure: Any  # jaxlib's stubs leave out how it flattens what is like it
+        self.structure: Any  # jaxlib's stubs lack `flatten_up_to`
         self._specs, self.structure = jax.tree.flatten(tree)
         self._is_leaf = self.structure == jax.tree.structure(0)
         self.clipped = 0
@@ -60,7 +60,7 @@ class OutputChecker:
         """A batched output in the declared dtypes: copies, because the policy may fill the same arrays again.
 
         Raises:
-            TypeError, ValueError: naming the policy, the part, what was returned and what is expected.
+            TypeError, ValueError: the message has the policy, the part, the returned value and the expected one.
         """
         leaves = [
             self._check_bounds(spec, self._array(spec, leaf, (batch_size, *spec.shape), ""))
@@ -219,7 +219,7 @@ def _describe_spec(spec: ArraySpec) -> str:
 
 
 def _to_integers(value: Any) -> Any:
-    """Floats without a fraction, such as the labels of a classifier, as integers; everything else as it is."""
+    """Floats without a fraction, such as the labels of a classifier, as integers; everything else unchanged."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
