@@ -28,12 +28,12 @@ class C51(QAgent):
 
     Attributes:
         network: a network that returns the logits `[B, n, num_atoms]`; None takes `NatureCNN` for images, else `MLP`. A
-            built-in one gets that number of outputs. In its loss it is in training mode (dropout, batch normalization).
+            built-in network gets `num_atoms` outputs. The loss applies it in training mode (dropout, batch normalization).
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the KL divergence of the loss.
-        num_atoms: K.
-        v_min: z_1, the smallest return that is told apart.
-        v_max: z_K, the largest one.
+        num_atoms: K, number of atoms.
+        v_min: z_1, the return of the first atom; smaller returns are clipped to it.
+        v_max: z_K, the return of the last atom; larger returns are clipped to it.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.

@@ -31,8 +31,8 @@ class IQN(QAgent):
             `NatureCNN` for images, else `MLP`. It is applied in evaluation mode.
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the loss.
-        num_tau: N, fractions at which the loss compares.
-        num_target_tau: N', fractions of the target.
+        num_tau: N, number of fractions of the online network in the loss.
+        num_target_tau: N', number of fractions of the target network in the loss.
         num_policy_tau: K, number of fractions averaged to choose actions in the target; policies use the network's own number.
         huber_delta: κ; 0 is the quantile loss without Huber's rounding.
 
@@ -68,7 +68,7 @@ class IQN(QAgent):
             params: θ.
             online: the online network's variables; of their parameters nothing is used.
             target: the target network's.
-            key: of the fractions, and of the noise of networks that have some.
+            key: for the fractions, and the noise of noisy networks.
         """
         online = dataclasses.replace(online, params=params)
         tau, quantiles = self._quantiles(online, batch.obs, self.num_tau, jax.random.fold_in(key, 0))

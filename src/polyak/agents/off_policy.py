@@ -46,8 +46,8 @@ class OffPolicyState:
     Attributes:
         copies: the networks: online and target, with their optimizers' states. One `NetworkCopies`, or the agent's own tree of
             several.
-        replay: the transitions to learn from; split by environment over devices. In a loop that keeps them in another memory,
-            the batches that were drawn from them.
+        replay: the transitions to learn from, split by environment over devices; or, in a loop that keeps the replay in another
+            memory, the batches that were drawn from it.
         normalizers: statistics of observations and rewards.
         guard: counts of skipped gradient steps.
         env_steps: valid transitions seen; schedules are functions of it.
@@ -72,13 +72,13 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     Attributes:
         spec: the environment's spaces (`env.spec`).
         num_steps: steps of each environment between updates.
-        updates_per_step: gradient steps per step of an environment, also one that only resets, so that it means the same with
-            any number of environments; times `num_steps * num_envs` it must be a whole number.
+        updates_per_step: gradient steps per environment step, including steps that only reset, independent of the number of
+            environments; times `num_steps * num_envs` it must be an integer.
         batch_size: transitions of a gradient step.
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own.
         learning_starts: transitions that are collected with random actions before the first gradient step.
         gamma: discount per step.
-        n_step: steps that rewards are summed over before bootstrapping.
+        n_step: number of rewards that are summed before bootstrapping.
         reward_scale: factor of all rewards.
         normalize_obs: normalize observations by their running mean and standard deviation (all Boxes but uint8), with the
             current statistics both when acting and when transitions are drawn.
@@ -178,16 +178,16 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def add(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
         """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
 
-        Nothing is learned, and `env_steps` stays: learning still waits for `learning_starts` transitions of the run's own. The
-        rollout is a stream of its own, also where it, or the run, is within an episode; see `polyak.learning.prefill`.
+        Nothing is learned, and `env_steps` is unchanged: learning still waits for `learning_starts` transitions of the run. The
+        rollout is a separate stream, even if rollout or run are within an episode; see `polyak.learning.prefill`.
 
         Args:
             rollout: `[T, B]`, T a multiple of `num_steps`, B the environments of the run, on one device: a run with other
                 environments, or on several devices, starts with an empty replay. Copied to where the replay is.
 
         Raises:
-            TypeError, ValueError: the state is no off-policy agent's, the rollout does not fit the agent, an action is outside
-                of its space, or the replay has rows of another B, which would be lost.
+            TypeError, ValueError: the state has another type, the rollout does not fit the agent, an action is outside of its
+                space, or the replay has rows of another B, which would be lost.
         """
         owner = f"{type(self).__name__}.add"
         check_state(owner, state, OffPolicyState)
@@ -286,15 +286,15 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def draw_batches(
         self, replay: ReplayState, rollout: Rollout, key: PRNGKeyArray, env_steps: StepCount
     ) -> tuple[ReplayState, DrawnBatches]:
-        """The replay with a rollout, and the batches that `update` would draw of it: it takes them in place of the replay.
+        """The replay with a rollout, and the batches of `update`, which takes the batches instead of the replay.
 
-        Where the update takes no gradient steps, nothing is drawn: the batches are zeros.
+        If the update takes no gradient steps, nothing is drawn: the batches are zeros.
 
         Args:
             replay: donate it; it is updated in place.
             rollout: `[T, B]` transitions, as for `update`.
             key: as for `update`.
-            env_steps: of the agent's state before the update.
+            env_steps: the `env_steps` of the agent's state before the update.
         """
         rollout = as_arrays(rollout)
         before, replay = replay.dropped, self.replay.add(replay, without_returns(self, rollout))
@@ -437,7 +437,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
 
 def _normalize(batch: Transition, normalizers: Normalizers) -> Transition:
-    """The batch with normalized observations (of sequences all of theirs) and scaled rewards."""
+    """The batch with normalized observations (for sequences, all observations) and scaled rewards."""
     if normalizers.obs is not None:
         normalize = normalizers.obs.normalize
 

@@ -42,7 +42,7 @@ class EvaluatedRollout:
 
     Attributes:
         rollout: as arrays.
-        weight: how much each transition counts.
+        weight: weight of each transition in the loss.
         obs: the network's observations, normalized if the agent normalizes them; one more step than the rollout.
         carry: the network's carry at the first step.
         params: parameters of the action distributions.
@@ -119,8 +119,8 @@ class PolicyGradientAgent(OnPolicyAgent):
         Args:
             rollout: `[T, B]` transitions collected with `collect_policy(state)`; episodes may begin before and end after it.
             key: not used; the loss has nothing random.
-            weights: how much transitions, or environments, count; weights of 0 or less, or not finite, leave them out of loss
-                and statistics. Their rewards and values still enter the advantages of earlier steps.
+            weights: weights of transitions, or of environments, in the loss and the statistics; a weight that is 0 or less, NaN
+                or infinite excludes its transitions. Their rewards and values still enter the advantages of earlier steps.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
@@ -147,7 +147,7 @@ class PolicyGradientAgent(OnPolicyAgent):
     def apply(self, state: OnPolicyState, gradients: PyTree, summary: RolloutSummary) -> tuple[OnPolicyState, Metrics]:
         """Take one step along the gradients of a rollout.
 
-        Weights and statistics are unchanged to the bit where the rollout, the gradients or the step have NaN or infinity.
+        No bit of weights and statistics changes if the rollout, the gradients or the step have NaN or infinity.
 
         Args:
             state: donate it; nothing of it is needed afterwards.
@@ -163,10 +163,10 @@ class PolicyGradientAgent(OnPolicyAgent):
         return self._after_step(state, copies, guard, summary, counts=True, applied=log.applied)
 
     def share(self, state: OnPolicyState, num_workers: int, *, shared_optimizer: bool = True) -> tuple[OnPolicyState, Senders]:
-        """Add a shared copy to a state, for the one who receives the gradients of workers; and create the workers' counts.
+        """Add a shared copy to the state of the receiver of the workers' gradients, and create the workers' counts.
 
         Args:
-            shared_optimizer: whether the shared copy has the only optimizer, or each worker its own, which the receiver holds.
+            shared_optimizer: True: the shared copy has the only optimizer; False: the receiver holds an optimizer per worker.
         """
         self.check_state("share", state)
         copies, optimizer_state = state.copies, state.copies.optimizer_state
@@ -176,9 +176,9 @@ class PolicyGradientAgent(OnPolicyAgent):
         return dataclasses.replace(state, copies=copies), senders
 
     def unshare(self, state: OnPolicyState, senders: Senders) -> OnPolicyState:
-        """Turn a state of `share` into one as of `init`, with the shared weights as online copy.
+        """Convert a state of `share` to a state like `init`'s, with the shared weights as online copy.
 
-        It has the shared copy's optimizer state, or where every worker has its own, the first one's.
+        The optimizer state is the shared copy's or, if every worker has its own, the first worker's.
 
         Raises:
             ValueError: there is no shared copy.
@@ -196,7 +196,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         return dataclasses.replace(state, copies=own)
 
     def worker_state(self, state: OnPolicyState) -> OnPolicyState:
-        """Return the part of the receiver's state that a worker pulls: all that `collect_policy` and `gradients` use."""
+        """Return the part of the receiver's state that a worker pulls, which `collect_policy` and `gradients` use."""
         self.check_state("worker_state", state)
         return dataclasses.replace(state, copies=worker_copies(state.copies))
 

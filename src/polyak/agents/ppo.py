@@ -74,17 +74,17 @@ class PPO(OnPolicyAgent):
         value_targets: targets of the value: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
         values_when: when old values and action distributions are computed: at `"update"` time, or during `"collect"`.
         recompute_values: recompute advantages and value targets before each epoch.
-        clip_range: clips the probability ratio to 1 ± this, a number or a schedule; None disables clipping.
-        clip_range_vf: clips the value to ± this around the old value; None disables clipping.
-        clip_log_prob: clips the new log-probabilities to ± this in the policy loss; None disables clipping.
-        target_kl: stop an update when the approximate KL divergence of a minibatch exceeds 1.5 times this; None never stops.
+        clip_range: clip the probability ratio to 1 ± this value, a number or a schedule; None disables clipping.
+        clip_range_vf: clip the value to ± this value around the old value; None disables clipping.
+        clip_log_prob: clip the new log-probabilities to ± this value in the policy loss; None disables clipping.
+        target_kl: stop an update when a minibatch's approximate KL divergence exceeds 1.5 times this value; None never stops.
         normalize_advantage: normalize advantages to mean 0 and standard deviation 1 over each `"minibatch"`, over the `"batch"`
             (the rollout), or not (None).
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; a built-in network without a head gets `PolicyAndValue(std="sde")`. None draws actions
             independently.
-        ema_tau: keep a target copy of the network that moves by this fraction towards the online one after every update, and
-            evaluate and export that copy; None evaluates the online network.
+        ema_tau: keep a target copy of the network that moves by this fraction towards the online copy after every update, and
+            evaluate and export that copy; None evaluates the online copy.
         histograms: add histograms of actions, advantages, values, weights and gradients to the metrics, for TensorBoard.
         microbatch_size: samples (recurrent networks: sequences) of a minibatch whose gradients are computed at a time, which
             limits memory; must divide a minibatch's samples on each device. None chooses a fast size.
@@ -118,7 +118,7 @@ class PPO(OnPolicyAgent):
 
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> Self:
-        """With the defaults of TF-Agents' `PPOClipAgent`, but for its ratio clipping of 0, which clips nothing: 0.2."""
+        """Create an agent with the defaults of TF-Agents' `PPOClipAgent`, but a `clip_range` of 0.2; 0 there clips nothing."""
         settings = {**TF_AGENTS, "normalize_obs": can_normalize(spec.obs), **changes}
         # Without effect, and so rejected: settings of Adam with another optimizer, and of normalization without it.
         unused: tuple[str, ...] = ADAM_SETTINGS if settings.get("optimizer") is not None else ()
@@ -259,7 +259,7 @@ class PPO(OnPolicyAgent):
             state: before the update.
             axis_name: the mesh axis that the minibatch is split over.
         """
-        # Not in training mode: a ratio compares two policies, and dropout or a minibatch's own statistics would be in it.
+        # Not in training mode: dropout or a minibatch's own statistics would change the ratio of the two policies.
         distribution, value = self._model.forward(dataclasses.replace(state.copies.online, params=params), batch)
         loss, terms = self.clipped_loss(distribution, value, batch, state.env_steps)
         return loss, Aux(terms)
@@ -309,7 +309,7 @@ class PPO(OnPolicyAgent):
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
-        # What was computed while collecting is not computed again, but for the last value.
+        # Outputs computed while collecting are reused; only the last value is computed.
         needed = -1 if self.values_when == "collect" and not self._model.is_recurrent else 0
         new_obs, first = jax.tree.map(lambda x: x[needed:], (obs, rollout.time_steps.first))
         params, value = self._model.evaluate(state.copies.online, new_obs, first, carry, self.microbatch_size)

@@ -45,11 +45,11 @@ class PPOKL(PPO):
 
         L(θ) = E[ -ρ A + c_v (V - V̂)² - c_e H ] + β KL + κ max(KL - f d, 0)² + Σ c_i ‖W_i‖²
 
-    with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. After each update β is multiplied or divided by 1.5 where KL was
+    with ρ = π_θ(a|s) / π_old(a|s) and KL = E[KL(π_old ‖ π_θ)]. After each update β is multiplied or divided by 1.5 if KL is
     above or below the target d by more than the tolerance.
 
     Attributes:
-        clip_range: clips the probability ratio too, to 1 ± this, a number or a schedule; None disables clipping.
+        clip_range: clip the probability ratio too, to 1 ± this value, a number or a schedule; None disables clipping.
         kl_beta: initial coefficient β of the KL penalty, adapted after each update; None disables the penalty.
         kl_target: KL divergence d that an update should have, in nats.
         kl_tolerance: adapt β when the divergence differs from the target by more than this fraction.
@@ -103,7 +103,7 @@ class PPOKL(PPO):
         assert isinstance(after, PPOKLState), "update replaces fields of its state"
         if after.kl_beta is None:
             return after, metrics
-        # Without a step the divergence is no evidence, nor is one that overflows, of which there is no mean.
+        # Without a step, or with an overflow, the divergence tells nothing about β.
         mean: Any = metrics["train/kl"]
         kl = mean.total / mean.count
         adapted = losses.adapt_kl_beta(after.kl_beta, kl, target=self.kl_target, tolerance=self.kl_tolerance)

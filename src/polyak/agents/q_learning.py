@@ -149,7 +149,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """The temperature of Boltzmann exploration, so high that actions are random until learning starts; None without one."""
         if self.temperature is None:
             return None
-        # A schedule may end at 0, which `Boltzmann` takes of a schedule but not of a number.
+        # `Boltzmann` accepts 0 at the end of a schedule, but not as a number.
         temperature = jnp.maximum(value_at(self.temperature, env_steps), jnp.finfo(jnp.float32).tiny)
         return jnp.where(self.has_started(env_steps), temperature, RANDOM_TEMPERATURE)
 
@@ -163,5 +163,5 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
 
 def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:
-    """The key of one of several applications of a network; None without a key: the network is applied without noise."""
+    """Fold a number into the key, for one of several applications of a network; None, for no noise, stays None."""
     return None if key is None else jax.random.fold_in(key, number)

@@ -28,10 +28,10 @@ class QRDQN(QAgent):
 
     Attributes:
         network: a network that returns quantiles `[B, n, num_quantiles]`; None takes `NatureCNN` for images, else `MLP`. A
-            built-in one gets that number of outputs. In its loss it is in training mode (dropout, batch normalization).
+            built-in network gets `num_quantiles` outputs. The loss applies it in training mode (dropout, batch normalization).
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the loss.
-        num_quantiles: K.
+        num_quantiles: K, number of quantiles.
         huber_delta: κ; 0 is the quantile loss without Huber's rounding.
 
     Raises:

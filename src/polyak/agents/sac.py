@@ -45,9 +45,9 @@ class SAC(TargetSettings, SoftActorAgent):
             takes `Critics()`, which has N = 2.
             Dropout is on in all losses and the target. Batch normalization uses the statistics of the batch in the critics'
             loss, and running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
-        num_target_critics: number of critics that are sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982),
-            of whose values the minimum is taken; the actor then maximizes the mean over all. None takes the minimum over
-            all critics, in the target and for the actor.
+        num_target_critics: number of critics sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982); the
+            target takes the minimum of their values, and the actor maximizes the mean over all critics. None takes the minimum
+            over all critics, in the target and for the actor.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.

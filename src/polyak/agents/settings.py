@@ -17,7 +17,7 @@ class AdamSettings:
         learning_rate: learning rate of Adam, a number or a schedule such as `Linear`.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_eps: Adam's ε.
-        optimizer: any `optax.GradientTransformation`, in place of Adam with `learning_rate`, `adam_eps` and `max_grad_norm`.
+        optimizer: any `optax.GradientTransformation`; replaces Adam, `learning_rate`, `adam_eps` and `max_grad_norm`.
     """
 
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
@@ -39,7 +39,7 @@ class TargetSettings:
     target_period: int = integer(default=1)
 
     def follow(self) -> Follow:
-        """The rule by which all targets follow; it replaces the rule that a state got from `init`."""
+        """The rule by which all targets follow; it replaces the rule that `init` stored in the state."""
         return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.target_period, check_finite=False)
 
 

@@ -55,9 +55,9 @@ class TD3(TargetSettings, ActorCriticAgent):
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
-        num_target_critics: number of critics that are sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982),
-            of whose values the minimum is taken; the actor then maximizes the mean over all. None takes the minimum over
-            all critics in the target, and the first critic for the actor.
+        num_target_critics: number of critics sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982); the
+            target takes the minimum of their values, and the actor maximizes the mean over all critics. None takes the minimum
+            over all critics in the target, and the first critic for the actor.
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, the standard deviation of the noise on the target actor's actions.
         target_noise_clip: c, the largest magnitude of the noise on the target actor's actions.
