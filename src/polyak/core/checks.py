@@ -215,11 +215,11 @@ def _interval(at_least: float, at_most: float, above: float) -> str:
     return f"in {low}, {high}"
 
 
-def check_same_types(env_id: str, what: str, before: Any, after: Any, *, weak: bool = False) -> None:
+def check_same_types(env_id: str, part: str, before: Any, after: Any, *, weak: bool = False) -> None:
     """Check that a step of an environment keeps tree, shapes and dtypes, as `scan` requires.
 
     Args:
-        what: `"the state"` or `"the time step"`.
+        part: `"the state"` or `"the time step"`.
         weak: compare weak types too, as a change of them compiles the step again.
 
     Raises:
@@ -227,12 +227,12 @@ def check_same_types(env_id: str, what: str, before: Any, after: Any, *, weak: b
     """
     trees: Any = jax.tree.structure(before), jax.tree.structure(after)
     if trees[0] != trees[1]:
-        raise TypeError(f"{env_id}: step() changes the tree of {what} from {trees[0]} to {trees[1]}")
+        raise TypeError(f"{env_id}: step() changes the tree of {part} from {trees[0]} to {trees[1]}")
     for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
         types: Any = jax.typeof(old), jax.typeof(new)
         same = [(t.shape, t.dtype, weak and t.weak_type) for t in types]
         if same[0] != same[1]:
             was, got = (f"{'weak ' if weak and t.weak_type else ''}{t.dtype}{list(t.shape)}" for t in types)
-            where = f"{what}{jax.tree_util.keystr(path)}"
+            where = f"{part}{jax.tree_util.keystr(path)}"
             remedy = "cast it" if types[0].shape == types[1].shape else "it must keep its shape"
             raise TypeError(f"{env_id}: step() changes {where} from {was} to {got}; {remedy}")

@@ -10,11 +10,11 @@ from polyak.core.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, 
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
 
 
-def from_gymnasium(space: Any, what: str = "space", *, is_action: bool = False) -> Space:
+def from_gymnasium(space: Any, name: str = "space", *, is_action: bool = False) -> Space:
     """The polyak space of a Gymnasium space in dtypes that JAX has: float64 becomes float32, indices and int64 int32.
 
     Args:
-        what: its name in errors, e.g. `"observation space of CartPole-v1"`.
+        name: the space's name in errors, e.g. `"observation space of CartPole-v1"`.
         is_action: float64 stays float64, as `EnvSpec.native_action` returns the environment's dtype; agents compute in float32.
 
     Raises:
@@ -26,10 +26,10 @@ def from_gymnasium(space: Any, what: str = "space", *, is_action: bool = False) 
     if isinstance(space, gym.Dict):
         for key in space.spaces:
             if not isinstance(key, str):
-                raise ValueError(f"{what}: the keys of a Dict must be strings, got {key!r}; rename it in the environment")
-        return Dict({str(k): from_gymnasium(v, f"{what}[{k!r}]", is_action=is_action) for k, v in space.spaces.items()})
+                raise ValueError(f"{name}: the keys of a Dict must be strings, got {key!r}; rename it in the environment")
+        return Dict({str(k): from_gymnasium(v, f"{name}[{k!r}]", is_action=is_action) for k, v in space.spaces.items()})
     if isinstance(space, gym.Tuple):
-        return Tuple(tuple(from_gymnasium(v, f"{what}[{i}]", is_action=is_action) for i, v in enumerate(space.spaces)))
+        return Tuple(tuple(from_gymnasium(v, f"{name}[{i}]", is_action=is_action) for i, v in enumerate(space.spaces)))
     try:
         if isinstance(space, gym.Box):
             return _box_from_gymnasium(space, is_action)
@@ -42,8 +42,8 @@ def from_gymnasium(space: Any, what: str = "space", *, is_action: bool = False) 
         if isinstance(space, gym.MultiBinary):
             return MultiBinary(tuple(space.shape))
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{what}: {error}") from None
-    raise TypeError(f"{what}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
+        raise type(error)(f"{name}: {error}") from None
+    raise TypeError(f"{name}: {type(space).__name__} is not supported; supported are {SUPPORTED}")
 
 
 def _box_from_gymnasium(space: Any, is_action: bool) -> Box:

@@ -12,21 +12,21 @@ def difference(one: EnvSpec, other: EnvSpec) -> tuple[str, Any, Any] | None:
 
     Of spaces with the same leaves it is the first leaf that differs, and of Boxes of one shape and dtype the first bound.
     """
-    for what in ("obs", "action", "action_scaling", "has_action_mask"):
-        of_one, of_other = getattr(one, what), getattr(other, what)
+    for field in ("obs", "action", "action_scaling", "has_action_mask"):
+        of_one, of_other = getattr(one, field), getattr(other, field)
         if of_one != of_other:
-            return (what, of_one, of_other) if isinstance(of_one, str | bool) else _space_difference(what, of_one, of_other)
+            return (field, of_one, of_other) if isinstance(of_one, str | bool) else _space_difference(field, of_one, of_other)
     return None
 
 
-def _space_difference(what: str, one: Space, other: Space) -> tuple[str, Any, Any]:
+def _space_difference(field: str, one: Space, other: Space) -> tuple[str, Any, Any]:
     leaves, others = dict(leaf_spaces(one)), dict(leaf_spaces(other))
     if list(leaves) != list(others):
-        return what, one, other
+        return field, one, other
     path = next((path for path in leaves if leaves[path] != others[path]), None)
     if path is None:  # a Tuple and a Dict of the same leaves
-        return what, one, other
-    what, leaf, other_leaf = f"{what}[{path!r}]" if path else what, leaves[path], others[path]
+        return field, one, other
+    field, leaf, other_leaf = f"{field}[{path!r}]" if path else field, leaves[path], others[path]
     if (
         isinstance(leaf, Box)
         and isinstance(other_leaf, Box)
@@ -36,5 +36,5 @@ def _space_difference(what: str, one: Space, other: Space) -> tuple[str, Any, An
             values, other_values = getattr(leaf, bound), getattr(other_leaf, bound)
             for index in np.argwhere(values != other_values):
                 place = f"[{', '.join(map(str, index))}]" if len(index) else ""
-                return f"{what}.{bound}{place}", values[tuple(index)].item(), other_values[tuple(index)].item()
-    return what, leaf, other_leaf
+                return f"{field}.{bound}{place}", values[tuple(index)].item(), other_values[tuple(index)].item()
+    return field, leaf, other_leaf

@@ -63,7 +63,7 @@ def libraries() -> dict[str, dict[str, dict[str, Any]]]:
     return names
 
 
-def find_replacement(name: str, known: tuple[str, ...], what: str) -> tuple[str, str] | None:
+def find_replacement(name: str, known: tuple[str, ...], kind: str) -> tuple[str, str] | None:
     """The library that has an argument of this name, and the replacement in polyak; None for other names.
 
     For an agent the replacement depends on the agent's fields; an argument of a function may be meant for any agent.
@@ -74,7 +74,7 @@ def find_replacement(name: str, known: tuple[str, ...], what: str) -> tuple[str,
         ]
         if not found and name in names["everywhere"]:
             found = [names["everywhere"][name]]
-        if not found and what == "argument":
+        if not found and kind == "argument":
             everywhere = (*names["by_field"].values(), names["of_functions"])
             found = [replacements[name] for replacements in everywhere if name in replacements]
         if found:
@@ -87,8 +87,8 @@ def is_name_elsewhere(name: str) -> bool:
     return any(name in replacements for names in libraries().values() for replacements in names["by_field"].values())
 
 
-def unknown_name(name: str, known: Iterable[str], what: str, *, cutoff: float = 0.6) -> str:
-    """The sentence for a name that does not exist: the name, what to use instead, and the names that do exist.
+def unknown_name(name: str, known: Iterable[str], kind: str, *, cutoff: float = 0.6) -> str:
+    """An error for an unknown name: the name, its replacement or the nearest name, and the known names.
 
     Args:
         cutoff: how similar a name must be to be suggested, between 0 and 1.
@@ -99,14 +99,14 @@ def unknown_name(name: str, known: Iterable[str], what: str, *, cutoff: float = 
     "unknown field 'n_steps' of Stable-Baselines3; use num_steps of the agent"
     """
     known, hint = tuple(known), ""
-    if what in ("field", "argument") and (found := find_replacement(name, known, what)):
+    if kind in ("field", "argument") and (found := find_replacement(name, known, kind)):
         library, replacement = found
-        return f"unknown {what} {name!r} of {library}; use {replacement}"
+        return f"unknown {kind} {name!r} of {library}; use {replacement}"
     # polyak has no counterpart of such an argument, so no similar name is meant.
-    if what != "field" or not is_name_elsewhere(name):
+    if kind != "field" or not is_name_elsewhere(name):
         near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=cutoff)
         hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
-    return f"unknown {what} {name!r}{hint} ({what}s: {', '.join(known)})"
+    return f"unknown {kind} {name!r}{hint} ({kind}s: {', '.join(known)})"
 
 
 EXAMPLES = {"key": "jax.random.key(0)", "seed": "0"}

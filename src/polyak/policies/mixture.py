@@ -44,8 +44,8 @@ class Mixture:
         for number, policy in enumerate(self.policies):
             check_policy(f"Mixture: policies[{number}]", policy)
             if differs := difference(self.policies[0].spec, policy.spec):
-                what, first, other = differs
-                raise ValueError(f"Mixture: {what} of policies[0]'s spec is {first}, of policies[{number}]'s {other}")
+                field, first, other = differs
+                raise ValueError(f"Mixture: {field} of policies[0]'s spec is {first}, of policies[{number}]'s {other}")
         if not isinstance(self.weights, jax.core.Tracer):
             object.__setattr__(self, "weights", _normalize_weights(self.weights, len(self.policies)))
 

@@ -18,11 +18,11 @@ class TimeLimitedCaller:
 
     Args:
         seconds: time limit of one call.
-        who: name of the callee, for the error.
+        callee: name of the callee, for the error.
     """
 
-    def __init__(self, seconds: float, who: str) -> None:
-        self._seconds, self._who = seconds, who
+    def __init__(self, seconds: float, callee: str) -> None:
+        self._seconds, self._callee = seconds, callee
         # A worker belongs to one call at a time, also where several threads call.
         self._idle: deque[_Worker] = deque()
         weakref.finalize(self, _end, self._idle)
@@ -44,7 +44,7 @@ class TimeLimitedCaller:
             worker.requests.put(None)
             if not isinstance(late, Empty):
                 raise
-            raise TimeoutError(f"{self._who} did not return within timeout={self._seconds:g} seconds") from None
+            raise TimeoutError(f"{self._callee} did not return within timeout={self._seconds:g} seconds") from None
         self._idle.append(worker)
         if error is not None:
             raise error

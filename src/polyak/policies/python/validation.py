@@ -36,15 +36,15 @@ class OutputChecker:
     """Checks one part (`"action"`, `"carry"`, `"info"`) of the output of a Python policy.
 
     Args:
-        who: the policy, for messages.
-        what: the part.
+        policy_name: the policy, for messages.
+        part: the part.
         tree: a tree of `ArraySpec`.
         check: check NaN and bounds too.
         clip: numbers out of bounds are clipped and counted instead of rejected.
     """
 
-    def __init__(self, who: str, what: str, tree: PyTree, *, check: bool = True, clip: bool = False) -> None:
-        self._who, self._what, self._check, self._clip = who, what, check, clip
+    def __init__(self, policy_name: str, part: str, tree: PyTree, *, check: bool = True, clip: bool = False) -> None:
+        self._policy_name, self._part, self._check, self._clip = policy_name, part, check, clip
         self._specs: list[ArraySpec]
         self.structure: Any  # jaxlib's stubs lack `flatten_up_to`
         self._specs, self.structure = jax.tree.flatten(tree)
@@ -97,7 +97,8 @@ class OutputChecker:
             empty = not self._specs
             wanted = "()" if empty else str(jax.tree.unflatten(self.structure, [_describe_spec(w) for w in self._specs]))
             raise ValueError(
-                f"{self._who}: {self._what}{where} has the wrong structure: got {_short(value)}, wanted {wanted} ({error})"
+                f"{self._policy_name}: {self._part}{where} has the wrong structure: got {_short(value)}, wanted {wanted} "
+                f"({error})"
             ) from None
         return leaves
 
@@ -109,7 +110,7 @@ class OutputChecker:
         # A tuple is structure, None a forgotten return value: NumPy would make arrays of both.
         if value is None or isinstance(value, NOT_ARRAYS):
             raise TypeError(f"{name} must be an array of {spec.dtype}, got {_short(value)}{_hint(value)}")
-        if self._what == "action" and spec.dtype.kind in "iu":
+        if self._part == "action" and spec.dtype.kind in "iu":
             value = _to_integers(value)
         return to_array(name, value, shape, spec.dtype)
 
@@ -139,7 +140,7 @@ class OutputChecker:
         return np.clip(array if array.dtype.kind == "f" else array.astype(np.int64), low, high)
 
     def _name(self, spec: ArraySpec, where: str = "") -> str:
-        return f"{self._who}: {spec.name(self._what)}{where}"
+        return f"{self._policy_name}: {spec.name(self._part)}{where}"
 
 
 def describe_masked_actions(spec: EnvSpec, action: PyTree, mask: PyTree) -> str:
