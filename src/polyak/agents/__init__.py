@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 AGENTS = {
     "a2c": "polyak.agents.a2c:A2C",
-    # After "a2c", the name of the class: what makes it A3C is the loop of presets/a3c.py.
+    # After "a2c", the name of the class: A3C is A2C in the loop of presets/a3c.py.
     "a3c": "polyak.agents.a2c:A2C",
     "c51": "polyak.agents.c51:C51",
     "ddpg": "polyak.agents.ddpg:DDPG",
@@ -16,7 +16,7 @@ AGENTS = {
     "ppo_kl": "polyak.agents.ppo_kl:PPOKL",
     "pqn": "polyak.agents.pqn:PQN",
     "qrdqn": "polyak.agents.qrdqn:QRDQN",
-    # After "c51", the name of the class: what makes it Rainbow are the settings of presets/rainbow.py.
+    # After "c51", the name of the class: Rainbow is C51 with the settings of presets/rainbow.py.
     "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",
     "td3": "polyak.agents.td3:TD3",

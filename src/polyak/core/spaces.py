@@ -342,7 +342,7 @@ def only_value(space: Space, batch: Any) -> Any:
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class EnvSpec:
-    """The spaces and the name of an environment, and how its actions are scaled: what an agent needs of it.
+    """The spaces and the name of an environment, and the scaling of its actions, which agents need.
 
     Attributes:
         obs: the observation space.

@@ -244,7 +244,7 @@ class _TensorReader(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            # A new function, for a pickle may set attributes of what it names.
+            # A new function, because a pickle may set attributes of the objects that it names.
             return lambda *arguments: self._tensor(*arguments)
         if module == "torch" and name in STORAGES:
             return STORAGES[name]

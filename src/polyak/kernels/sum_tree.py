@@ -100,8 +100,8 @@ class SumTree:
             child, share, priority = _choose(children, share)
             return node * CHILDREN + child, share, priority, total
 
-        # A loop, for XLA would compute a level anew for every use of it in the level below, and again after the tree has
-        # changed, for which it would copy the tree.
+        # A loop, because XLA would otherwise recompute a level for each use in the level below, and again after the tree has
+        # changed, which needs a copy of the tree.
         zeros = jnp.zeros(num, jnp.float32)
         start = (jnp.zeros(num, jnp.int32), zeros, zeros, zeros)
         index, _, priority, total = jax.lax.fori_loop(0, len(levels), descend, start)

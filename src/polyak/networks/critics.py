@@ -112,7 +112,7 @@ class _Products(nnx.Module):
 
 
 class _Layers(nnx.Module):
-    """A linear layer of each critic with what follows it: dropout, normalization, activation."""
+    """A linear layer of each critic, followed by dropout, normalization and activation."""
 
     def __init__(self, inputs: int, outputs: int, settings: Critics, rngs: nnx.Rngs) -> None:
         self.linear = _Products(settings.num_critics, inputs, outputs, rngs)

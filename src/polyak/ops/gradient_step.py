@@ -368,7 +368,7 @@ def adam(
 
     Args:
         learning_rate: lr; the state does not hold it.
-        env_steps: what a schedule is evaluated at; it may be traced.
+        env_steps: the argument of a schedule; it may be traced.
         eps: ε, added after the bias correction (1e-5 is PPO's custom, 1e-8 Optax's default).
         max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.
 
@@ -394,7 +394,7 @@ def rmsprop(
 
     Args:
         learning_rate: lr; the state does not hold it.
-        env_steps: what a schedule is evaluated at; it may be traced.
+        env_steps: the argument of a schedule; it may be traced.
         decay: α.
         eps: ε.
         max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.

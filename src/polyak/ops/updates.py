@@ -165,7 +165,7 @@ def soft_update_if_valid(
     """The target after `soft_update`, and True; or unchanged, and False.
 
     It is unchanged if a traced tau is outside [0, 1], or if the online tree holds NaN, or an infinity that the target does not
-    hold too: a constant such as a mask may be infinite in both. `check_finite=False` looks at tau alone.
+    hold too: a constant such as a mask may be infinite in both. `check_finite=False` checks only tau.
 
     Raises:
         TypeError, ValueError: as `soft_update`.
@@ -329,7 +329,7 @@ def _may_follow(online: Any, target: Any) -> Bool[Array, ""]:
 
 def _count_bad(online: Array, target: Array) -> Array:
     is_good = jnp.isfinite(online) | (online == target.astype(online.dtype))
-    # Of floats, for XLA vectorizes their sum on a CPU, and no reduction of flags.
+    # Floats, because XLA vectorizes their sum on a CPU, but not a reduction of flags.
     return jnp.sum(jnp.where(is_good, jnp.float32(0), jnp.float32(1)))
 
 

@@ -88,7 +88,7 @@ class NetworkPolicy:
         most = max_batch_size(self.network, self.spec, MAX_PREDICT_PRODUCTS) if type(self) is NetworkPolicy else 0
         if not most:
             return None
-        # Copies, for a buffer that is donated is written over.
+        # Copies, because donated buffers are overwritten.
         variables, normalizer = jax.tree.map(np.array, (self.variables, self.normalizer))
         return most, numpy_mode(variables, normalizer, self.network, self.spec, squash=self.squash)
 

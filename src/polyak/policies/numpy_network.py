@@ -210,7 +210,7 @@ def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Netw
 
 
 def _params_of(policy: PyTree, spec: EnvSpec) -> Callable[[Numbers], PyTree]:
-    """The parameters of the action's distribution, of what `_output` returns."""
+    """The parameters of the action's distribution, from the result of `_output`."""
     if isinstance(spec.action, Discrete):
         # A copy, because the sample is computed in the logits' place.
         return lambda logits: logits.copy()

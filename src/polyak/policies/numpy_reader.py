@@ -1,4 +1,4 @@
-"""Acts by the weights that `polyak export RUN --format numpy` wrote; it needs NumPy alone, so copy it wherever they go."""
+"""Acts with the weights that `polyak export RUN --format numpy` wrote; needs only NumPy, so copy this file with the weights."""
 
 import hashlib
 import io

@@ -116,7 +116,7 @@ def _act(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKe
         if step is not None:
             return step.action, step.carry
         action, carry = relay.run(program, *arguments)
-    # Copies, for JAX's arrays are read-only.
+    # Copies, because JAX's arrays are read-only.
     return jax.tree.map(np.array, action), carry
 
 

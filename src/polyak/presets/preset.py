@@ -68,7 +68,7 @@ class Preset:
         if "network" in changed and self.values.get("network", {}).get("noisy"):
             from polyak.networks.q_network import is_noisy
 
-            # It explores by the noise of its network alone.
+            # The preset explores only by the noise of its network.
             unused += () if is_noisy(changed["network"]) else ("epsilon",)
         values = {name: value for name, value in self.values.items() if name not in unused} | changed
         settings = {name: with_length(value, env_steps) for name, value in values.items()}

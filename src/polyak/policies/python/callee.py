@@ -143,7 +143,7 @@ class PythonCallee:
         return self.carries.stack([self.carries.row(self._call(begin), i) for i in range(batch_size)])
 
     def action_of_obs(self, target: Any, obs: PyTree, mask: PyTree, seed: Any) -> PyTree:
-        """The action of a policy of the observation alone, for a batch in NumPy."""
+        """The action of a policy that takes only the observation, for a batch in NumPy."""
         obs = self._check_obs(obs)
         if self.batched:
             action = self.actions.batch(self._call_target(target, (obs,), seed), _length(obs))
