@@ -172,8 +172,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def partition(self, axis_name: str) -> PyTree:
         """The rows of the replay are split by environment; everything else is replicated."""
         replicated: Any = PartitionSpec()
-        replay = self.replay.partition(axis_name, self.num_steps)
-        return OffPolicyState(replicated, replay, replicated, replicated, replicated, replicated)
+        return OffPolicyState(replicated, self.replay.partition(axis_name, self.num_steps), *(replicated,) * 4)
 
     def add(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
         """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
@@ -318,8 +317,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def return_errors(self, replay: ReplayState, errors: Errors) -> ReplayState:
         """The replay with the priorities of the batches that were drawn from it, after the update that learned from them.
 
-        All batches of the update were drawn before the first gradient step, so the new priorities do not affect them; with a
-        replay in the agent's state, each gradient step changes the priorities for the next.
+        All batches were drawn before the first gradient step; with a replay in the agent's state, a step sees new priorities.
 
         Args:
             replay: donate it.

@@ -29,9 +29,7 @@ def check_create(name: str, network: Any, optimizer: Any, target: Any, online: A
         if not isinstance(value, Follow | None):
             raise TypeError(f"{name}: {argument} must be a Follow, such as Follow(tau=0.005), or None, got {value!r:.80}")
     if not isinstance(shared, bool):
-        raise TypeError(
-            f"{name}: shared must be True or False, got {shared!r:.80}; set its update rule with online=Follow(...)"
-        )
+        raise TypeError(f"{name}: shared must be True or False, got {shared!r:.80}; pass its rule as online=Follow(...)")
     if online is not None and not shared:
         raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
 

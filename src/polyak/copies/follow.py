@@ -24,8 +24,7 @@ class FollowState:
         elapsed: count since the last update; compared with `period`.
         total: count since the beginning; the argument of schedules.
         fired: number of updates made.
-        skipped: number of scheduled updates skipped because tau was NaN or outside [0, 1], or the online tree held NaN or
-            infinity.
+        skipped: number of updates skipped because tau was NaN or outside [0, 1], or the online tree held NaN or infinity.
     """
 
     elapsed: UInt32[Array, ""]

@@ -492,8 +492,8 @@ class NetworkCopies:
             TypeError, ValueError: `max_skipped_steps` is not a positive integer.
         """
         check_integer(self.name, "max_skipped_steps", max_skipped_steps)
-        skipped = self.guard.consecutive_skipped_updates
-        problem = describe_skips(skipped, self.guard.nonfinite_source, max_skipped_steps, "gradient steps")
+        skips = self.guard.consecutive_skipped_updates, self.guard.nonfinite_source
+        problem = describe_skips(*skips, max_skipped_steps, "gradient steps")
         for follow, count in ((self.online_follow, self.online_count), (self.target_follow, self.target_count)):
             if problem is None and follow is not None and count is not None:
                 problem = follow.diagnose(count)

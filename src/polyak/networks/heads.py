@@ -78,8 +78,7 @@ class QValues(ActionValueSettings):
     """The head of action values: `(q, value)`, q `[B, n]` and the value of the greedy action, max_a q, `[B]`.
 
     So the greedy action of a `NetworkPolicy` is the best action, and `Boltzmann(policy, temperature)` draws by
-    P(a) ∝ exp(q_a / temperature). With `outputs=K` the output is `[B, n, K]`, logits or quantiles of a distribution for each
-    action.
+    P(a) ∝ exp(q_a / temperature). With `outputs=K` the output is `[B, n, K]`, logits or quantiles for each action.
 
     Attributes:
         outputs: K, numbers for each action; None returns the action's value. `C51` and `QRDQN` set it.
@@ -101,8 +100,7 @@ class Quantiles(ActionValueSettings):
 
         Z(s, a, τ) = f(ψ(s) ∘ φ(τ))_a,    φ(τ) = relu(W cos(π i τ) + b),  i = 0 ... num_cosines - 1
 
-    ψ consists of the convolutions (none for a vector) and all dense layers but the last, f of the last dense layer and this
-    head.
+    ψ is the convolutions (none for a vector) and all dense layers but the last, f the last dense layer and this head.
 
     Attributes:
         num_cosines: number of cosines in the embedding of a fraction.

@@ -78,9 +78,8 @@ def sde_of(variables: Variables, obs: PyTree) -> SDE:
 class PolicyHead(nnx.Module):
     """One linear layer for all parts of the action, and the logarithm of the standard deviation for Box parts.
 
-    A standard deviation that is an output (`"state"`) starts at the same number in every state: its kernel starts at 0. The
-    standard deviation of state-dependent exploration is √(z² · σ²), z the features; `learn_features=False` stops the gradient
-    into z.
+    With `std="state"`, the standard deviation starts at the same number in every state: its kernel starts at 0. With `"sde"`
+    it is √(z² · σ²), z the features; `learn_features=False` stops the gradient into z.
     """
 
     def __init__(

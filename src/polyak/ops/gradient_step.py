@@ -491,12 +491,9 @@ def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def diagnose_skips(settings: Any, metrics: Mapping[str, Any], by: str = "") -> str | None:
-    """The first non-finite quantity, once `max_skipped_updates` consecutive updates had no finite gradient step; else None.
+    """The first non-finite quantity, once an agent's `max_skipped_updates` consecutive updates were skipped; else None.
 
-    Args:
-        settings: an agent with `max_skipped_updates`.
-        metrics: an update's metrics, with the metrics of the `Guard`.
-        by: see `describe_skips`.
+    `metrics` has the metrics of the `Guard`; `by` is the argument of `describe_skips`.
     """
     counts = metrics["train/consecutive_skipped_updates"], metrics["train/nonfinite_source"]
     skips = describe_skips(*counts, settings.max_skipped_updates, "updates", by)

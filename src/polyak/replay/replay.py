@@ -251,8 +251,7 @@ def check_capacity(replay: Replay, num_envs: int, num_steps: int, longest: int, 
         longest: the most rows of one environment that a draw reads.
 
     Raises:
-        ValueError: the capacity is too small, or the rows cannot be split equally over the devices; the message has the
-            smallest capacity.
+        ValueError: the rows cannot be split equally over the devices, or the capacity is below the one in the message.
     """
     owner, capacity = type(replay).__name__, replay.capacity
     if capacity % devices:

@@ -99,31 +99,31 @@ class PythonCallee:
         check: bool,
         deterministic: bool,
     ) -> None:
-        policy_name = f"PythonPolicy {name!r}"
+        policy = f"PythonPolicy {name!r}"
         if isinstance(target, type):
-            raise TypeError(f"{policy_name}: give an instance, not the class {target.__name__}")
+            raise TypeError(f"{policy}: give an instance, not the class {target.__name__}")
         self.spec, self.batched, self.target = spec, batched, target
         self.is_object = isinstance(target, ActingObject)
         self.has_distribution = isinstance(target, ObjectWithDistribution)
-        self.takes_time_step, self.takes_seed, self._seed_by_name = _signature(target, self.is_object, policy_name)
+        self.takes_time_step, self.takes_seed, self._seed_by_name = _signature(target, self.is_object, policy)
         if not self.takes_time_step and jax.tree.leaves((carry_spec, info_spec)):
-            raise ValueError(f"{policy_name}: carry_spec and info_spec are for a policy of (time_step, carry)")
-        unseeded = f"{policy_name} takes no seed and is not declared deterministic"
-        self.calls = PythonCalls(policy_name, None if self.takes_seed or deterministic else unseeded)
+            raise ValueError(f"{policy}: carry_spec and info_spec are for a policy of (time_step, carry)")
+        unseeded = f"{policy} takes no seed and is not declared deterministic"
+        self.calls = PythonCalls(policy, None if self.takes_seed or deterministic else unseeded)
         self.actions = OutputChecker(
-            policy_name, "action", unflatten(spec.action, action_specs(spec)), check=check, clip=on_error == "clip"
+            policy, "action", unflatten(spec.action, action_specs(spec)), check=check, clip=on_error == "clip"
         )
-        carry_specs = _read_declaration(policy_name, "carry_spec", carry_spec)
-        self.carries = OutputChecker(policy_name, "carry", carry_specs, check=check)
-        self.infos = OutputChecker(policy_name, "info", _read_declaration(policy_name, "info_spec", info_spec), check=check)
-        self.parameters = OutputChecker(policy_name, "distribution", parameter_specs(spec), check=check)
-        self._input_carries = OutputChecker(policy_name, "the input carry", carry_specs, check=False)
+        carry_specs = _read_declaration(policy, "carry_spec", carry_spec)
+        self.carries = OutputChecker(policy, "carry", carry_specs, check=check)
+        self.infos = OutputChecker(policy, "info", _read_declaration(policy, "info_spec", info_spec), check=check)
+        self.parameters = OutputChecker(policy, "distribution", parameter_specs(spec), check=check)
+        self._input_carries = OutputChecker(policy, "the input carry", carry_specs, check=False)
         self._carry_spec, self._check = carry_spec, check
         self._obs: list[ArraySpec]
         self._obs_structure: Any
         self._obs, self._obs_structure = jax.tree.flatten(unflatten(spec.obs, obs_specs(spec.obs)))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
-        self._call = _call_directly if timeout is None else TimeLimitedCaller(timeout, policy_name).call
+        self._call = _call_directly if timeout is None else TimeLimitedCaller(timeout, policy).call
         self.ref = CalleeRef(self)
 
     def __repr__(self) -> str:
@@ -248,11 +248,11 @@ class PythonCallee:
         return TimeStep(obs, **rest, action_mask=mask), jax.tree.map(_read_only, carry)
 
 
-def _read_declaration(policy_name: str, setting: str, tree: PyTree) -> PyTree:
+def _read_declaration(policy: str, setting: str, tree: PyTree) -> PyTree:
     try:
         return specs_like(tree)
     except TypeError as error:
-        raise TypeError(f"{policy_name}: {setting} {error}") from None
+        raise TypeError(f"{policy}: {setting} {error}") from None
 
 
 def _single(output: Any) -> tuple[Any, ...]:
@@ -301,7 +301,7 @@ def _where_first(first: npt.NDArray[np.bool_], fresh: PyTree, carry: PyTree) -> 
     return jax.tree.map(lambda new, old: np.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old), fresh, carry)
 
 
-def _signature(target: Any, is_object: bool, policy_name: str) -> tuple[bool, bool, bool]:
+def _signature(target: Any, is_object: bool, policy: str) -> tuple[bool, bool, bool]:
     """Return three flags: the function takes the time step, takes a seed, and takes the seed by name.
 
     Raises:
@@ -313,13 +313,13 @@ def _signature(target: Any, is_object: bool, policy_name: str) -> tuple[bool, bo
         is_model = callable(getattr(target, "predict", None))
         hint = f"; pass its method, PythonPolicy({type(target).__name__.lower()}.predict, env.spec)" if is_model else ""
         raise TypeError(
-            f"{policy_name}: wanted a function of {ways}, or an object with initial_state and action, "
+            f"{policy}: wanted a function of {ways}, or an object with initial_state and action, "
             f"got {type(target).__name__}{hint}"
         )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise TypeError(f"{policy_name}: its signature cannot be read; wrap it, e.g. as lambda obs: policy(obs)") from None
+        raise TypeError(f"{policy}: its signature cannot be read; wrap it, e.g. as lambda obs: policy(obs)") from None
     by_name = any(p.name == "seed" for p in parameters)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     # A parameter with a default is the user's own setting, unless it is named carry.
@@ -327,5 +327,5 @@ def _signature(target: Any, is_object: bool, policy_name: str) -> tuple[bool, bo
     # A third parameter is the seed, whatever its name.
     count -= any(p.name == "seed" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     if count not in ((2, 3) if is_object else (1, 2, 3)) or (by_name and count == 3):
-        raise TypeError(f"{policy_name}: takes {inspect.signature(function)}, wanted {ways}")
+        raise TypeError(f"{policy}: takes {inspect.signature(function)}, wanted {ways}")
     return count > 1, by_name or count == 3, by_name

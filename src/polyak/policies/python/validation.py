@@ -36,15 +36,15 @@ class OutputChecker:
     """Checks one part (`"action"`, `"carry"`, `"info"`) of the output of a Python policy.
 
     Args:
-        policy_name: the policy, for messages.
+        policy: name of the policy, for messages.
         part: the part.
         tree: a tree of `ArraySpec`.
         check: check NaN and bounds too.
         clip: numbers out of bounds are clipped and counted instead of rejected.
     """
 
-    def __init__(self, policy_name: str, part: str, tree: PyTree, *, check: bool = True, clip: bool = False) -> None:
-        self._policy_name, self._part, self._check, self._clip = policy_name, part, check, clip
+    def __init__(self, policy: str, part: str, tree: PyTree, *, check: bool = True, clip: bool = False) -> None:
+        self._policy, self._part, self._check, self._clip = policy, part, check, clip
         self._specs: list[ArraySpec]
         self.structure: Any  # jaxlib's stubs lack `flatten_up_to`
         self._specs, self.structure = jax.tree.flatten(tree)
@@ -97,8 +97,7 @@ class OutputChecker:
             empty = not self._specs
             wanted = "()" if empty else str(jax.tree.unflatten(self.structure, [_describe_spec(w) for w in self._specs]))
             raise ValueError(
-                f"{self._policy_name}: {self._part}{where} has the wrong structure: got {_short(value)}, wanted {wanted} "
-                f"({error})"
+                f"{self._policy}: {self._part}{where} has the wrong structure: got {_short(value)}, wanted {wanted} ({error})"
             ) from None
         return leaves
 
@@ -140,7 +139,7 @@ class OutputChecker:
         return np.clip(array if array.dtype.kind == "f" else array.astype(np.int64), low, high)
 
     def _name(self, spec: ArraySpec, where: str = "") -> str:
-        return f"{self._policy_name}: {spec.name(self._part)}{where}"
+        return f"{self._policy}: {spec.name(self._part)}{where}"
 
 
 def describe_masked_actions(spec: EnvSpec, action: PyTree, mask: PyTree) -> str:
