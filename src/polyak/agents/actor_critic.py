@@ -35,7 +35,7 @@ class ActorCriticCopies:
     Attributes:
         actor: online and target.
         critics: N critics in one network, online and target.
-        average: of the actor, that is evaluated with `ema_tau`; else None.
+        average: average of the actor, evaluated with `ema_tau`; else None.
     """
 
     actor: NetworkCopies

@@ -70,7 +70,7 @@ class C51(QAgent):
 
         Args:
             params: θ.
-            online: the online network's variables; of their parameters nothing is used.
+            online: the online network's variables; their parameters are not used.
             target: the target network's.
             key: for noise and dropout.
         """

@@ -51,7 +51,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
         max_dqda: clip each number of ∇_a Q to ± this value; None disables clipping.
         exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
         exploration_noise: standard deviation of the noise in one step, a number or a schedule; 0 disables the noise.
-        theta: how fast Ornstein-Uhlenbeck noise returns to 0.
+        theta: rate at which Ornstein-Uhlenbeck noise returns to 0.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -142,7 +142,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
 
         Args:
             params: θ.
-            critics: the online critics; of their parameters nothing is used.
+            critics: the online critics; their parameters are not used.
             target: the target critics.
             target_actor: the actor that a' is from.
             key: for dropout.
@@ -177,7 +177,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
 
         Args:
             params: φ.
-            actor: of its parameters nothing is used.
+            actor: the actor; its parameters are not used.
             critics: the online critic.
             key: for dropout.
         """

@@ -65,7 +65,7 @@ class DQN(QAgent):
 
         Args:
             params: θ.
-            online: the online network's variables; of their parameters nothing is used.
+            online: the online network's variables; their parameters are not used.
             target: the target network's.
             key: for noise and dropout.
         """

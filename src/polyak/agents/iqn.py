@@ -66,7 +66,7 @@ class IQN(QAgent):
 
         Args:
             params: θ.
-            online: the online network's variables; of their parameters nothing is used.
+            online: the online network's variables; their parameters are not used.
             target: the target network's.
             key: for the fractions, and the noise of noisy networks.
         """

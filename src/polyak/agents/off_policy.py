@@ -292,7 +292,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Args:
             replay: donate it; it is updated in place.
             rollout: `[T, B]` transitions, as for `update`.
-            key: as for `update`.
+            key: see `update`.
             env_steps: the `env_steps` of the agent's state before the update.
         """
         rollout = as_arrays(rollout)

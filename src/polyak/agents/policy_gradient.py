@@ -41,12 +41,12 @@ class EvaluatedRollout:
     """A rollout with the outputs of the online network.
 
     Attributes:
-        rollout: as arrays.
+        rollout: the rollout as arrays.
         weight: weight of each transition in the loss.
         obs: the network's observations, normalized if the agent normalizes them; one more step than the rollout.
         carry: the network's carry at the first step.
         params: parameters of the action distributions.
-        value: of all observations; one more step than the rollout.
+        value: values of all observations; one more step than the rollout.
         reward: scaled if the agent scales rewards.
     """
 
@@ -65,7 +65,7 @@ class RolloutSummary:
 
     Attributes:
         terms: of the loss, with `loss`, `grad_norm` and `explained_variance`.
-        bad: which of `polyak.ops.gradient_step.QUANTITIES` were NaN or infinite in the rollout.
+        bad: flags of `polyak.ops.gradient_step.QUANTITIES` that were NaN or infinite in the rollout.
         weight: the sum of the transitions' weights; without any there is no step.
         env_steps: valid transitions.
         obs: statistics of the rollout's observations, or None.
@@ -298,7 +298,7 @@ class PolicyGradientAgent(OnPolicyAgent):
 
         Args:
             batch: with advantages and value targets.
-            bad_data: which of its quantities are not finite.
+            bad_data: flags of its quantities that are not finite.
             extra: more terms for the summary.
         """
         rollout, weight = evaluated.rollout, evaluated.weight

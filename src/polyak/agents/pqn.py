@@ -208,7 +208,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
 
         Args:
             params: θ.
-            variables: the network's; of their parameters nothing is used.
+            variables: the network's; their parameters are not used.
             key: for dropout.
         """
         variables = dataclasses.replace(variables, params=params)

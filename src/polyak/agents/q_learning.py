@@ -78,7 +78,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
         Args:
             params: θ.
-            online: the online network's variables; of their parameters nothing is used.
+            online: the online network's variables; their parameters are not used.
             target: the target network's variables.
             key: for noise, dropout and other random numbers.
         """

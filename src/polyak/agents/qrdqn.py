@@ -66,7 +66,7 @@ class QRDQN(QAgent):
 
         Args:
             params: θ.
-            online: the online network's variables; of their parameters nothing is used.
+            online: the online network's variables; their parameters are not used.
             target: the target network's.
             key: for noise and dropout.
         """

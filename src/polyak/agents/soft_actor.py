@@ -57,7 +57,7 @@ class SoftActorCopies:
         actor: online only.
         critics: N critics in one network, online and target.
         temperature: α.
-        average: of the actor, that is evaluated with `ema_tau`; else None.
+        average: average of the actor, evaluated with `ema_tau`; else None.
     """
 
     actor: NetworkCopies
@@ -110,7 +110,7 @@ class SoftActorAgent(ActorCriticAgent):
             as `Linear`.
         alpha_learning_rate: learning rate of α.
         alpha: the weight of the entropy; None learns it.
-        initial_alpha: where learning α begins.
+        initial_alpha: initial value of a learned α.
         target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]. At most the entropy of
             random actions: dim A log 2, or log n of n Discrete actions. `"auto"`, or None, takes -dim A, or 0.98 log n of n
             Discrete actions that are allowed.
@@ -155,7 +155,7 @@ class SoftActorAgent(ActorCriticAgent):
 
         Args:
             params: θ of the online critics.
-            critics: the online critics; of their parameters nothing is used.
+            critics: the online critics; their parameters are not used.
             target: the target critics, or the online ones of an agent without targets.
             actor: the actor that a' is drawn from.
             alpha: the weight of the entropy.
@@ -177,7 +177,7 @@ class SoftActorAgent(ActorCriticAgent):
 
         Args:
             params: φ.
-            actor: the online actor; of its parameters nothing is used.
+            actor: the online actor; its parameters are not used.
             critics: the online critics.
             alpha: the weight of the entropy.
             key: for the actions, and dropout.

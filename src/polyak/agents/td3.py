@@ -164,7 +164,7 @@ class TD3(TargetSettings, ActorCriticAgent):
 
         Args:
             params: θ.
-            critics: the online critics; of their parameters nothing is used.
+            critics: the online critics; their parameters are not used.
             target: the target critics.
             target_actor: the actor that a' is from.
             key: for the noise of a', the choice of critics, and dropout.
@@ -199,7 +199,7 @@ class TD3(TargetSettings, ActorCriticAgent):
 
         Args:
             params: φ.
-            actor: of its parameters nothing is used.
+            actor: the actor; its parameters are not used.
             critics: the online critics.
             key: for dropout.
         """

@@ -95,7 +95,7 @@ class TQC(TargetSettings, SoftActorAgent):
 
         Args:
             params: θ of the online critics.
-            critics: the online critics; of their parameters nothing is used.
+            critics: the online critics; their parameters are not used.
             target: the target critics.
             actor: the actor that a' is drawn from.
             alpha: the weight of the entropy.
@@ -138,7 +138,7 @@ class TQC(TargetSettings, SoftActorAgent):
 
         Args:
             params: φ.
-            actor: of its parameters nothing is used.
+            actor: the actor; its parameters are not used.
             critics: the online critics.
             alpha: the weight of the entropy.
             key: for the actions, and dropout.

@@ -61,7 +61,7 @@ class Accumulated:
 
         Args:
             gradients: floats of any width, with the tree structure of the parameters.
-            reduce: whether `read` returns the sum or the mean.
+            reduce: `"sum"` or `"mean"`, the result of `read`.
             clip: maximum global norm; None disables clipping.
             clip_when: clip each gradient before it is added, or the total when it is read.
             valid: False skips the gradient.

@@ -98,8 +98,8 @@ class Follow:
 
         Args:
             count: updates (or environment steps) since the last call, 0 or more; an integer, traced or not.
-            is_stat: as for `soft_update`.
-            key: as for `soft_update`.
+            is_stat: see `soft_update`.
+            key: see `soft_update`.
 
         Raises:
             ValueError: the trees differ, or `count` is negative.

@@ -54,9 +54,9 @@ class NetworkCopies:
         shared: the copy shared by several workers, or None.
         optimizer_state: the state of this worker's optimizer, or `()` if the optimizer is shared.
         gradients: the accumulated gradients; None without an optimizer.
-        target_follow: how the target follows the online copy.
+        target_follow: update rule of the target.
         target_count: the counters of `target_follow`.
-        online_follow: how the online copy follows the shared one by `follow`, or None.
+        online_follow: rule by which `follow` updates the online copy from the shared copy, or None.
         online_count: the counters of `online_follow`.
         version: the shared copy's version when the online copy was last pulled from it.
         steps: gradient steps applied.
@@ -189,7 +189,7 @@ class NetworkCopies:
             batch: leaves `[N, ...]`.
             enabled: False takes no step, and counts none as skipped.
             data_is_finite: False skips the step.
-            early_stop: of the terms of the loss; True disables the step.
+            early_stop: function of the terms of the loss; True disables the step.
             num_microbatches: equal parts of the batch whose gradients are computed one after the other, and summed.
             axis_name: inside `shard_map`, the mesh axis that the batch is split over; gradients are summed.
 
@@ -216,12 +216,12 @@ class NetworkCopies:
         """The second half of `train`: one step of the online copy along these gradients, and its log.
 
         Args:
-            optimizer: as for `train`.
+            optimizer: see `train`.
             gradients: with the tree structure of the weights, float32.
             aux: its terms go into the log; its statistics replace the online copy's.
             bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
-            enabled: as for `train`.
-            data_is_finite: as for `train`.
+            enabled: see `train`.
+            data_is_finite: see `train`.
 
         Raises:
             ValueError: the optimizer's state is the shared copy's.
@@ -277,7 +277,7 @@ class NetworkCopies:
         Args:
             updates: gradient updates since the last call.
             env_steps: environment steps since the last call.
-            key: as for `soft_update`.
+            key: see `soft_update`.
 
         Raises:
             ValueError: there is no target and no `online` rule, or a count is negative.
@@ -358,7 +358,7 @@ class NetworkCopies:
         """Apply gradients to the shared copy and pull it, or to the online copy if none is shared; the target is unchanged.
 
         Args:
-            gradients: as for `apply_gradients`.
+            gradients: see `apply_gradients`.
             reset: empty the gradient accumulator afterwards.
         """
         if self.shared is None:
@@ -387,8 +387,8 @@ class NetworkCopies:
         For workers in one program; `polyak.copies.receive` is for workers that send messages, which can be lost or repeated.
 
         Args:
-            gradients: as for `apply_gradients`.
-            stats: as for `apply_gradients`.
+            gradients: see `apply_gradients`.
+            stats: see `apply_gradients`.
             max_staleness: gradients of weights more than this many steps old are dropped and counted; None accepts gradients of
                 any earlier version.
 

@@ -40,9 +40,9 @@ def synchronous_round(
         stats: each worker's statistics after its step. The shared copy gets their mean over the workers that were not
             excluded (for integers, bools and keys: the first such worker's). Batch means then equal the mean of one large
             batch; variances lack the variance between the workers' batches. None leaves the shared copy's statistics.
-        reduce: as for `NetworkCopies.accumulate`.
-        clip: as for `NetworkCopies.accumulate`.
-        clip_when: as for `NetworkCopies.accumulate`; `"each"` clips each worker's gradient.
+        reduce: see `NetworkCopies.accumulate`.
+        clip: see `NetworkCopies.accumulate`.
+        clip_when: see `NetworkCopies.accumulate`; `"each"` clips each worker's gradient.
 
     Raises:
         ValueError: the numbers of workers and gradients (or trees of statistics) differ, or trees differ.

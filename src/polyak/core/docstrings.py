@@ -31,7 +31,7 @@ def with_inherited(docstring: str, bases: Iterable[str | None], order: Iterable[
     """Add the `Attributes:` of base classes to the docstring of a class.
 
     Args:
-        docstring: of the class, where an attribute may have another text than in a base.
+        docstring: docstring of the class; its texts replace texts of the bases.
         bases: docstrings of its bases, the nearest first.
         order: the names of the attributes.
         indent: spaces before the name of an attribute.

@@ -125,7 +125,7 @@ class PythonCalls:
         name: for messages.
         count: calls so far.
         nondeterminism: why a program with these calls may not be reproducible, or None.
-        logs: of the relays around, innermost last; the first one is for calls outside of relays.
+        logs: logs of the enclosing relays, innermost last; the first log is for calls outside of relays.
     """
 
     def __init__(self, name: str, nondeterminism: str | None = None) -> None:

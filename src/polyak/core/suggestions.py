@@ -91,7 +91,7 @@ def unknown_name(name: str, known: Iterable[str], kind: str, *, cutoff: float = 
     """An error for an unknown name: the name, its replacement or the nearest name, and the known names.
 
     Args:
-        cutoff: how similar a name must be to be suggested, between 0 and 1.
+        cutoff: smallest similarity of suggested names, between 0 and 1.
 
     >>> unknown_name("gama", ("gamma", "tau"), "field")
     "unknown field 'gama'; did you mean 'gamma'? (fields: gamma, tau)"

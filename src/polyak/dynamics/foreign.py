@@ -30,7 +30,7 @@ class ForeignDynamics:
     Args:
         env: the library's environment; loops reuse the programs of dynamics with equal environments and settings.
         settings: other values that its functions depend on.
-        spec: of one environment.
+        spec: spec of one environment.
         reset_one: `key -> ForeignState` of one environment.
         step_one: `(key, state, action) -> (ForeignState, reward, terminated, truncated)` of one environment.
     """

@@ -27,7 +27,7 @@ def permutation(seed: UInt32[Array, " rounds"], n: int) -> UInt32[Array, " n"]:
     for a shuffle of minibatches.
 
     Args:
-        seed: of `permutation_seeds`.
+        seed: one of `permutation_seeds`.
 
     Raises:
         ValueError: n is not in [1, 2^31].

@@ -149,7 +149,7 @@ def make_batch(
         weight: see `sample_weights`.
         carry: the network's carry at the first row.
         params: the parameters of the action distributions, `[T, B, ...]`.
-        value: of all observations.
+        value: values of all observations.
         axis_name: the mesh axis that environments are split over.
     """
     mask = _mask_of_valid(rollout)

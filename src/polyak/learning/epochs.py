@@ -41,14 +41,14 @@ def train_epochs(
     """The copies after the gradient steps of all epochs, and the log `[E, K]` of every step.
 
     Args:
-        loss_fn: of `(params, minibatch, variables=, key=)`: the online copy's variables, for their statistics, and a key for
-            dropout; weights of a minibatch sum to 1, over all devices, so means are weighted sums.
+        loss_fn: function of `(params, minibatch, variables=, key=)`: the online copy's variables, for their statistics, and a
+            key for dropout; weights of a minibatch sum to 1, over all devices, so means are weighted sums.
         make_batch: the batch of an epoch, as a function of the parameters at its beginning.
         key: decides the minibatches, and the keys of the loss.
         num_microbatches: parts of a minibatch whose gradients are computed one after the other.
         rollout_shape: `(T, B)` on this device; sequences are shuffled as `(1, B)`.
         normalize_advantage: see `normalize_minibatches`.
-        early_stop: of a minibatch's terms; True ends the update before the step.
+        early_stop: function of a minibatch's terms; True ends the update before the step.
         data_is_finite: False skips all steps.
         is_elementwise: the optimizer treats every parameter alike, so that they may be raveled into one vector.
     """

@@ -55,7 +55,7 @@ class Normalizers:
     """Statistics of all valid transitions that an agent has seen.
 
     Attributes:
-        obs: of observations, or None.
+        obs: statistics of observations, or None.
         reward: statistics whose standard deviation divides rewards, or None.
     """
 

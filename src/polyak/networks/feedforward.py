@@ -135,7 +135,7 @@ class BuiltInNetwork(abc.ABC):
         """`(out, carry, stats)` for obs leaves `[B, ...]`; see the class of the head for `out`.
 
         Args:
-            key: of the noise, which is drawn for each row; None applies the network without noise.
+            key: key of the noise, which is drawn for each row; None applies the network without noise.
         """
 
 
@@ -313,7 +313,7 @@ def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Liter
     Warns if the default network flattens a large Box.
 
     Args:
-        norm: of the default network.
+        norm: normalization of the default network.
 
     Raises:
         TypeError: the value is no network.

@@ -78,7 +78,7 @@ class DenseSettings:
     """The settings of dense layers, without None.
 
     Attributes:
-        hidden: their widths.
+        hidden: widths of the layers.
         activation: activation after each layer.
         orthogonal: orthogonal weights with gain √2 and biases 0; else as PyTorch's.
         norm: `"layer"` normalizes the outputs of each layer before its activation; None does not.

@@ -212,7 +212,7 @@ def unroll(
 
     Args:
         network: unrolled as by `apply` step by step, up to rounding.
-        variables: its arrays.
+        variables: the network's arrays.
         obs: leaves `[T, B, ...]`.
         first: an episode begins: its carry is reset before the step.
         carry: leaves `[B, ...]`, before the first step; `()` is the initial one.

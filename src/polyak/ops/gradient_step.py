@@ -216,7 +216,7 @@ def accumulate(
     With weights that sum to 1 over the batch, the sum is the weighted mean over the batch.
 
     Args:
-        function: its second results, of this device, are stacked: leaves `[num_microbatches, ...]`.
+        function: second results, of this device, are stacked: leaves `[num_microbatches, ...]`.
         batch: leaves `[N, ...]`, N a multiple of `num_microbatches`.
     """
     if num_microbatches == 1:

@@ -35,7 +35,7 @@ class RunningStats:
     Attributes:
         count: number of entries; an integer, since float32 stops counting at 2²⁴. It saturates at 2³² - 1; from then on
             old entries decay.
-        mean: of the entries, 0 before the first.
+        mean: mean of the entries, 0 before the first entry.
         mean_rest: compensation term of the mean (as in Kahan summation): float32 resolves a mean of 10⁴ to 10⁻³ only.
         variance: population variance, 0 before the second entry.
     """

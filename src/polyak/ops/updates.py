@@ -122,7 +122,7 @@ def soft_update(
         tau: τ in [0, 1]. A traced τ outside it (or NaN) changes nothing, and `is_valid_tau` is False; `Follow` counts
             these.
         stats_tau: τ for statistics; None uses `tau`.
-        is_stat: which leaves are statistics, in addition to those under a `Variables.stats`, by name (`params/Dense_0/kernel`).
+        is_stat: True for names of statistics (`params/Dense_0/kernel`), in addition to leaves under a `Variables.stats`.
         match: `"structure"` requires the same containers; `"name"` pairs leaves by their names.
         step: the argument of a callable `tau` or `stats_tau`.
         key: rounds leaves narrower than float32 stochastically (towards `online` rounded to the dtype of the leaf).

@@ -81,7 +81,7 @@ class OUNoise:
     Attributes:
         policy: the inner policy.
         scale: the standard deviation of one step, in the units of agents' actions; a number or a schedule.
-        theta: how fast the noise returns to 0, in (0, 1]; 1 is `GaussianNoise`.
+        theta: rate at which the noise returns to 0, in (0, 1]; 1 is `GaussianNoise`.
         env_steps: the argument of the schedule.
 
     Raises:

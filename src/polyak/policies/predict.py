@@ -164,8 +164,8 @@ class AsPython:
         """The action for one observation, or for a batch along a first axis.
 
         Args:
-            obs: as for `predict`.
-            action_mask: as for `predict`.
+            obs: see `predict`.
+            action_mask: see `predict`.
 
         Raises:
             TypeError: the policy is recurrent, and a function of the observation has no carry; the wrong kind of number.

@@ -56,7 +56,7 @@ class StateDependentExploration:
     with variance z² · σ², which is the `distribution`; with `squash` all passes through tanh.
 
     Attributes:
-        policy: of an `Actor(std="sde")`, or a network such as `MLP(head=PolicyAndValue(std="sde"))`.
+        policy: policy of an `Actor(std="sde")`, or of a network such as `MLP(head=PolicyAndValue(std="sde"))`.
         sample_freq: steps with one ε; None draws it once an episode.
 
     Raises:

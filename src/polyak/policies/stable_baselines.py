@@ -17,7 +17,7 @@ class StableBaselinesPolicy:
 
     Args:
         policy: a polyak policy, also one that `load_policy` returned.
-        seed: of the samples drawn with `deterministic=False`.
+        seed: seed of the samples drawn with `deterministic=False`.
 
     >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> from polyak.policies.scripted import Uniform

@@ -72,7 +72,7 @@ class EpisodeDraw:
 
     Attributes:
         number: uniform in [0, 1).
-        is_drawn: it was drawn for the current time step.
+        is_drawn: `number` was drawn for the current time step.
     """
 
     number: Float[Array, " B"]

@@ -23,7 +23,7 @@ class Uniform:
     Attributes:
         low: `[*B, *event]`, finite.
         high: as low, not below it.
-        event_ndims: how many of the last dimensions are one event.
+        event_ndims: number of trailing dimensions of one event.
         slack: tolerance of the bounds in `log_prob`; None for 0.
     """
 
@@ -92,10 +92,10 @@ class ClippedNormal:
 
     Attributes:
         loc: `[*B, *event]`, the mean before clipping.
-        scale: as loc, the standard deviation before clipping; 0 counts as 10⁻⁸ in densities.
+        scale: standard deviation before clipping, shaped as loc; 0 counts as 10⁻⁸ in densities.
         low: as loc; may be -inf.
         high: as loc, not below low; may be inf.
-        event_ndims: how many of the last dimensions are one event.
+        event_ndims: number of trailing dimensions of one event.
         slack: tolerance of the bounds in `log_prob`; None for 0.
     """
 
@@ -215,7 +215,7 @@ class Affine:
         inner: the distribution of x.
         shift: as x.
         scale: as x, above 0.
-        event_ndims: how many of the last dimensions are one event.
+        event_ndims: number of trailing dimensions of one event.
     """
 
     inner: Any

@@ -18,8 +18,8 @@ class Normal:
 
     Attributes:
         loc: `[*B, *event]`, the mean.
-        scale: as loc, the standard deviation, positive.
-        event_ndims: how many of the last dimensions are one event.
+        scale: standard deviation, positive, shaped as loc.
+        event_ndims: number of trailing dimensions of one event.
 
     Raises:
         ValueError: loc and scale differ in shape.
@@ -93,8 +93,8 @@ class TanhNormal:
 
     Attributes:
         loc: `[*B, *event]`, the mean before tanh.
-        scale: as loc, the standard deviation before tanh, positive.
-        event_ndims: how many of the last dimensions are one event.
+        scale: standard deviation before tanh, positive, shaped as loc.
+        event_ndims: number of trailing dimensions of one event.
 
     Source: Haarnoja et al. 2018, arXiv:1812.05905, appendix C.
     """

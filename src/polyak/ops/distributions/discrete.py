@@ -160,7 +160,7 @@ class Bernoulli:
 
     Attributes:
         logits: `[*B, *event]`, finite.
-        event_ndims: how many of the last dimensions are one event.
+        event_ndims: number of trailing dimensions of one event.
     """
 
     logits: Float[Array, "..."]

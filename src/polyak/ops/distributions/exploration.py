@@ -24,7 +24,7 @@ def uniform_over(spec: EnvSpec, batch_size: int, mask: PyTree = None) -> Distrib
     are equally probable.
 
     Args:
-        mask: as for `for_space`.
+        mask: see `for_space`.
 
     Raises:
         ValueError: as `for_space`, and for a Box without finite bounds.
