@@ -634,7 +634,7 @@ def test_update_learns_from_the_unclipped_action():
         ({"spec": EnvSpec(Discrete(4), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
         ({"spec": EnvSpec(Box([0], [9], dtype=np.uint8), Discrete(2)), "normalize_obs": True}, "normalize_obs must be False"),
         ({"spec": dataclasses.replace(BOX, action_scaling="clip"), "squash": True}, "squash must be False .*'clip'"),
-        ({"spec": dataclasses.replace(SPEC, action_scaling="rescale"), "squash": True}, "squash must be False where no action"),
+        ({"spec": dataclasses.replace(SPEC, action_scaling="rescale"), "squash": True}, "squash must be False without a Box"),
         ({"kl_beta": None, "kl_target": 0.1}, "kl_target has no effect without kl_beta and kl_cutoff_coef"),
         ({"l2_shared": 0.1}, "l2_shared must be None for a network without shared kernels"),
     ],

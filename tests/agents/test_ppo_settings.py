@@ -201,7 +201,7 @@ def test_tf_agents_defaults_can_be_changed():
         (
             {"spec": dataclasses.replace(SPEC, action=BOX, action_scaling="rescale"), "squash": True}
             | {"network": MLP(head=PolicyAndValue(squash_mean=True))},
-            "PPO: squash must be False where the network has squash_mean=True",
+            "PPO: squash must be False with a network that has squash_mean=True",
         ),
         ({"squash": True}, "PPO: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'"),
         (

@@ -234,7 +234,7 @@ def test_the_widest_bounds_do_not_overflow_and_infinite_ones_are_refused_by_name
     spec = EnvSpec(VECTOR, Dict({"go": Box([-1.0], [np.inf]), "on": Discrete(2)}))
     with pytest.raises(ValueError, match=r"squash_mean needs finite bounds, got Box\(.*inf.*\) at action 'go'"):
         MLP((4,), head=PolicyAndValue(squash_mean=True)).init(KEY, spec)
-    with pytest.raises(ValueError, match=r"squash_mean must be False where no action is a Box, got Discrete\(n=2"):
+    with pytest.raises(ValueError, match=r"squash_mean must be False without a Box action, got Discrete\(n=2"):
         MLP((4,), head=PolicyAndValue(squash_mean=True)).init(KEY, EnvSpec(VECTOR, Discrete(2)))
 
 
@@ -315,7 +315,7 @@ def test_a_wrong_setting_is_named(monkeypatch, settings, said):
         ({"squash_mean": None}, "PolicyAndValue: squash_mean must be one of True, False, got None"),
         ({"value_hidden": (4, 0)}, "PolicyAndValue: value_hidden must be an integer >= 1, got 0"),
         ({"value_activation": "rule"}, "PolicyAndValue: value_activation must be one of None, 'tanh', .*got 'rule'"),
-        ({"value_hidden": (4,), "shared_torso": True}, r"MLP: value_hidden must be None where the torso is shared, got \(4,\)"),
+        ({"value_hidden": (4,), "shared_torso": True}, r"MLP: value_hidden must be None with a shared torso, got \(4,\)"),
     ],
 )
 def test_a_wrong_setting_of_the_head_is_named(monkeypatch, settings, said):
@@ -325,7 +325,7 @@ def test_a_wrong_setting_of_the_head_is_named(monkeypatch, settings, said):
 
 
 def test_layers_of_a_critic_are_rejected_where_the_torso_is_usually_shared():
-    with pytest.raises(ValueError, match="NatureCNN: value_activation must be None where the torso is shared, got 'relu'"):
+    with pytest.raises(ValueError, match="NatureCNN: value_activation must be None with a shared torso, got 'relu'"):
         NatureCNN(head=PolicyAndValue(value_activation="relu"))
     own = NatureCNN(head=PolicyAndValue(value_activation="elu", shared_torso=False))
     assert own.critic == dataclasses.replace(own.dense, activation="elu")

@@ -81,7 +81,7 @@ def test_with_info_keeps_inner_info_and_outer_entries_win():
 def test_with_info_adds_the_value_where_a_policy_has_one():
     without = with_info(Uniform(SPEC))
     assert set(act(without, FIRST, ()).info) == {"log_prob"}
-    with pytest.raises(ValueError, match="with_info: value must be False where no policy within has one, got Uniform"):
+    with pytest.raises(ValueError, match="with_info: value must be False, no inner policy has a value, got Uniform"):
         with_info(Uniform(SPEC), value=True)
     with pytest.raises(ValueError, match="with_info: policy_id must be an integer >= 0, got -1"):
         with_info(Uniform(SPEC), policy_id=-1)
@@ -115,7 +115,7 @@ def test_with_info_adds_the_value_to_what_agents_explore_with(name):
         return
     # Critics stand beside it.
     assert set(info) == {"log_prob"}
-    with pytest.raises(ValueError, match="with_info: value must be False where no policy within has one"):
+    with pytest.raises(ValueError, match="with_info: value must be False, no inner policy has a value"):
         with_info(explorer, value=True)
 
 

@@ -44,9 +44,9 @@ def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool
     if spec.action_scaling != "rescale":
         raise ValueError(f"{owner}: squash must be False unless the spec's action_scaling is 'rescale', got 'clip'")
     if settings is not None and settings.squash_mean:
-        raise ValueError(f"{owner}: squash must be False where the network has squash_mean=True, which squashes already")
+        raise ValueError(f"{owner}: squash must be False with a network that has squash_mean=True")
     if not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(spec.action)):
-        raise ValueError(f"{owner}: squash must be False where no action is a Box, got {spec.action}")
+        raise ValueError(f"{owner}: squash must be False without a Box action, got {spec.action}")
 
 
 def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) -> None:

@@ -239,7 +239,7 @@ class FeedForward(BuiltInNetwork):
         if isinstance(head, PolicyAndValue) and self.critic is None:
             for name in ("value_hidden", "value_activation"):
                 if getattr(head, name) is not None:
-                    raise ValueError(f"{owner}: {name} must be None where the torso is shared, got {getattr(head, name)!r}")
+                    raise ValueError(f"{owner}: {name} must be None with a shared torso, got {getattr(head, name)!r}")
         if isinstance(head, Quantiles) and not self.hidden:
             raise ValueError(f"{owner}: hidden must have at least one layer with the head Quantiles, got ()")
 

@@ -42,7 +42,7 @@ def check_means(settings: PolicySettings, action: Space) -> None:
     """
     boxes = {path: leaf for path, leaf in leaf_spaces(action) if isinstance(leaf, Box)}
     if settings.squash_mean and not boxes:
-        raise ValueError(f"network: squash_mean must be False where no action is a Box, got {action}")
+        raise ValueError(f"network: squash_mean must be False without a Box action, got {action}")
     for path, leaf in boxes.items():
         if settings.squash_mean and not leaf.bounded:
             raise ValueError(f"network: squash_mean needs finite bounds, got {leaf}{in_action(path)}")

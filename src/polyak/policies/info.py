@@ -60,7 +60,7 @@ class WithInfo:
         if self.policy_id is not None:
             check_integer("with_info", "policy_id", self.policy_id, at_least=0)
         if self.value and _find_valued(self.policy) is None:
-            raise ValueError(f"with_info: value must be False where no policy within has one, got {self.policy!r}")
+            raise ValueError(f"with_info: value must be False, no inner policy has a value, got {self.policy!r}")
 
     spec = inner_spec
     initial_state = inner_initial_state
@@ -86,7 +86,7 @@ class WithInfo:
             if value is not None:
                 info["value"] = value
             elif self.value:
-                raise ValueError(f"with_info: value must be False where the network has none, got {valued!r:.200}")
+                raise ValueError(f"with_info: value must be False, the network has no value, got {valued!r:.200}")
         if self.policy_id is not None:
             info["policy_id"] = jnp.full(time_step.first.shape, self.policy_id, jnp.int32)
         return PolicyStep(step.action, step.carry, info)

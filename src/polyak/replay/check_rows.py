@@ -40,5 +40,5 @@ def check_stacks(obs: PyTree, frame_stack: int) -> None:
             raise ValueError(
                 f"Replay: with frame_stack={frame_stack} obs{jax.tree_util.keystr(path)} must be that number of frames along "
                 f"its first axis, got shape {jnp.shape(leaf)}; the environment stacks them, and frame_stack=1 stores "
-                f"observations as they are"
+                f"observations unchanged"
             )

@@ -96,9 +96,9 @@ def test_an_estimators_predict_is_a_policy():
 @pytest.mark.parametrize(
     ("target", "options", "error", "says"),
     [
-        (3, {}, TypeError, "wanted a function of .* got int"),
-        (lambda: 0, {}, TypeError, r"takes \(\), wanted \(obs"),
-        (lambda a, b, c, d: 0, {}, TypeError, "wanted"),
+        (3, {}, TypeError, "the target must be a function of .* got int"),
+        (lambda: 0, {}, TypeError, r"must take \(obs.*, got \(\)"),
+        (lambda a, b, c, d: 0, {}, TypeError, "must take"),
         (rule, {"on_error": "ignore"}, ValueError, "on_error"),
         (rule, {"timeout": 0}, ValueError, "timeout"),
         (rule, {"bached": False}, TypeError, "did you mean 'batched'"),

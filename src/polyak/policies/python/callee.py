@@ -221,7 +221,7 @@ class PythonCallee:
             return _read_only(obs)
         leaves, structure = jax.tree.flatten(obs)
         if structure != self._obs_structure:
-            raise ValueError(f"{self.calls.name}: obs has the tree {structure}, wanted that of {self.spec.obs}")
+            raise ValueError(f"{self.calls.name}: obs must have the tree of {self.spec.obs}, got {structure}")
         for wanted, leaf in zip(self._obs, leaves, strict=True):
             self._check_obs_leaf(wanted, leaf, len(leaves[0]))
         return jax.tree.unflatten(structure, [_read_only(leaf) for leaf in leaves])
@@ -239,9 +239,7 @@ class PythonCallee:
         mask = jax.tree.map(_read_only, time_step.action_mask)
         lengths = {_length(obs), *map(len, jax.tree.leaves((rest, mask)))}
         if len(lengths) > 1:
-            raise ValueError(
-                f"{self.calls.name}: the parts of the time step have {sorted(lengths)} rows, wanted as many in all"
-            )
+            raise ValueError(f"{self.calls.name}: all parts of the time step must have one batch size, got {sorted(lengths)}")
         carry = self._input_carries.batch(carry, len(rest["first"]))
         if rest["first"].any():
             carry = _where_first(rest["first"], self.initial_state(len(rest["first"])), carry)
@@ -312,10 +310,8 @@ def _signature(target: Any, is_object: bool, policy: str) -> tuple[bool, bool, b
     if not callable(function):
         is_model = callable(getattr(target, "predict", None))
         hint = f"; pass its method, PythonPolicy({type(target).__name__.lower()}.predict, env.spec)" if is_model else ""
-        raise TypeError(
-            f"{policy}: wanted a function of {ways}, or an object with initial_state and action, "
-            f"got {type(target).__name__}{hint}"
-        )
+        expected = f"a function of {ways}, or an object with initial_state and action"
+        raise TypeError(f"{policy}: the target must be {expected}, got {type(target).__name__}{hint}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -327,5 +323,5 @@ def _signature(target: Any, is_object: bool, policy: str) -> tuple[bool, bool, b
     # A third parameter is the seed, whatever its name.
     count -= any(p.name == "seed" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
     if count not in ((2, 3) if is_object else (1, 2, 3)) or (by_name and count == 3):
-        raise TypeError(f"{policy}: takes {inspect.signature(function)}, wanted {ways}")
+        raise TypeError(f"{policy}: must take {ways}, got {inspect.signature(function)}")
     return count > 1, by_name or count == 3, by_name
