@@ -61,8 +61,8 @@ def from_stable_baselines3(path: str | os.PathLike[str], spec: EnvSpec) -> Netwo
 
     Args:
         path: the `.zip` file.
-        spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions. Box actions of PPO and A2C are
-            clipped to their bounds, of other models rescaled to them (`action_scaling="rescale"`).
+        spec: the environment's; a Box observation, not of uint8, and Discrete or Box actions. Box actions must be
+            rescaled (`action_scaling="rescale"`) if the model squashes them, as SAC, TQC, TD3 and DDPG do, else clipped.
 
     Returns:
         A policy that samples as the model does; `predict(obs)` returns the greedy action. With gSDE every sample has new noise;
