@@ -1,5 +1,7 @@
 """Whatever a single environment does wrong is told with its name, its index and its step."""
 
+import dataclasses
+
 import gymnasium
 import numpy as np
 import pytest
@@ -188,6 +190,21 @@ def test_an_exception_in_step_keeps_its_type_and_says_where():
     seed = np.random.SeedSequence(0).generate_state(3)[1]
     assert caught.value.__notes__ == [f"faulty: env 1, step 3: raised in step(); seed {seed}, last action 1"]
     assert any(entry.name == "raise_key_error" for entry in caught.traceback)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception whose attributes cannot be set, so that it takes no notes."""
+
+
+def test_a_frozen_exception_in_step_and_close_keeps_its_type():
+    def fail(*_):
+        raise Frozen
+
+    with pytest.raises(Frozen):
+        stepped(with_fault(fail))
+    with pytest.raises(Frozen):
+        envs.make(lambda: toys.Faulty(on_close=fail)).close()
 
 
 def test_an_exception_in_reset_keeps_its_type_and_says_where():

@@ -1,7 +1,6 @@
 """Faults of policies: error flags in carries, since compiled code cannot raise, and exceptions of Python policies."""
 
 import atexit
-import contextlib
 import itertools
 import re
 import threading
@@ -18,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
 from polyak.core.types import Act, PolicyStep, PyTree, TimeStep
+from polyak.core.warn import add_note
 
 T = TypeVar("T")
 
@@ -270,8 +270,8 @@ class ExceptionRelay:
         try:
             raise raised
         finally:
-            # JAX's error around it would hide it in a long text.
-            raised.__context__ = context
+            # JAX's error around it would hide it in a long text. The exception's own class may reject assignments.
+            BaseException.__setattr__(raised, "__context__", context)
 
     def run(self, program: Callable[..., T], *arguments: Any) -> T:
         """The program's result, after both kinds of faults were looked for: exceptions, and error flags in the result.
@@ -333,12 +333,6 @@ class ExceptionRelay:
         if not any(log.under_way for _, log in self._logs):
             for calls, _ in self._logs:
                 calls.stay_stopped(thread)
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """`error.add_note(note)`, unless its class does not allow notes."""
-    with contextlib.suppress(Exception):
-        error.add_note(note)
 
 
 def _text(error: BaseException) -> str:

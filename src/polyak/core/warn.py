@@ -1,5 +1,6 @@
-"""Warnings that point at the user's line, however deep in the library they come from."""
+"""Warnings that point at the user's line, however deep in the library they come from, and notes on exceptions."""
 
+import contextlib
 import inspect
 import warnings
 
@@ -16,3 +17,9 @@ def warn(message: str) -> None:
             outermost = level
         frame = frame.f_back
     warnings.warn(message, stacklevel=outermost + 1)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """`error.add_note(note)`, unless the exception's class does not allow notes."""
+    with contextlib.suppress(Exception):
+        error.add_note(note)

@@ -12,6 +12,7 @@ from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, map_space
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
+from polyak.core.warn import add_note
 
 
 @struct
@@ -93,7 +94,7 @@ def own_promotion(id: str) -> Iterator[None]:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             yield
     except Exception as error:
-        error.add_note(f"{id}: raised in the code of {id.partition('/')[0]}")
+        add_note(error, f"{id}: raised in the code of {id.partition('/')[0]}")
         raise
 
 

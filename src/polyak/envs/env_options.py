@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWra
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
 from gymnasium.wrappers import vector as on_vectors
 
-from polyak.core.warn import warn
+from polyak.core.warn import add_note, warn
 from polyak.envs.masks import mask_widths
 from polyak.envs.obs_filter import drop_obs, obs_space, with_final_obs
 
@@ -185,7 +185,7 @@ def _call(method: Callable[[], Any]) -> Any:
     try:
         mask = method()
     except Exception as error:
-        error.add_note("raised in action_masks()")
+        add_note(error, "raised in action_masks()")
         raise
     if mask is None:
         raise UnreadableMask("action_masks() must return an action mask, got None")

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
+from polyak.core.warn import add_note
 from polyak.envs.env_options import EnvOptions
 from polyak.envs.single_env import SingleEnv
 
@@ -155,7 +156,7 @@ class WorkerProcesses:
                 error = ForkingPickler.loads(pickled).fn
         if not isinstance(error, Exception):
             error = RuntimeError(f"{self.name}: env {index} raised {summary}")
-        error.add_note(f"Traceback in the process of env {index}:\n{text}")
+        add_note(error, f"Traceback in the process of env {index}:\n{text}")
         raise error
 
 

@@ -12,6 +12,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from polyak.core.space_check import ArraySpec
 from polyak.core.tags import RETURN
+from polyak.core.warn import add_note
 from polyak.envs import snapshots
 from polyak.envs.env_options import (
     EnvOptions,
@@ -105,7 +106,7 @@ class SingleEnv:
         except UnreadableMask as error:
             raise ValueError(f"{self.location()}: {error}") from None
         except Exception as error:
-            error.add_note(f"{self.location()}: raised in step(); seed {self.seed}, last action {action!r}")
+            add_note(error, f"{self.location()}: raised in step(); seed {self.seed}, last action {action!r}")
             raise
         if type(result) is not tuple or len(result) != 5:
             got = f"{len(result)} values" if isinstance(result, tuple | list) else repr(result)
@@ -143,7 +144,7 @@ class SingleEnv:
         try:
             self.env.close()
         except Exception as error:
-            error.add_note(f"{self.location()}: raised in close()")
+            add_note(error, f"{self.location()}: raised in close()")
             raise
 
     def _reset(self, seed: int | None) -> tuple[Any, dict[str, Any]]:
@@ -152,7 +153,7 @@ class SingleEnv:
         except UnreadableMask as error:
             raise ValueError(f"{self.location()}: {error}") from None
         except Exception as error:
-            error.add_note(f"{self.location()}: raised in reset(seed={seed})")
+            add_note(error, f"{self.location()}: raised in reset(seed={seed})")
             raise
         if type(result) is not tuple or len(result) != 2:
             raise TypeError(f"{self.location()}: reset() must return (obs, info), got {type(result).__name__} {result!r:.80}")

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from gymnasium.wrappers.vector import NormalizeReward
 
 from polyak.core.space_check import ArraySpec
+from polyak.core.warn import add_note
 from polyak.envs import snapshots
 from polyak.envs.env_batch import RawStep
 from polyak.envs.env_options import (
@@ -250,7 +251,7 @@ class VectorBatch:
         except UnreadableMask as error:
             raise ValueError(f"{self.location()}: {error}") from None
         except Exception as error:
-            error.add_note(f"{self.location()}: raised in {method}() of {type(self.env.unwrapped).__name__}; seed {self.seed}")
+            add_note(error, f"{self.location()}: raised in {method}() of {type(self.env.unwrapped).__name__}; seed {self.seed}")
             raise
         length = 5 if method == "step" else 2
         if type(result) is tuple and len(result) == length and not isinstance(result[-1], dict):

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from polyak.core.space_check import InvalidValue
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HostEnv, PyTree, TimeStep
+from polyak.core.warn import add_note
 from polyak.loops.episodes import InfoSums
 from polyak.loops.host_actor import Actor, act_with_keys, find_numpy_actor
 from polyak.loops.rollouts import collect_on_host
@@ -151,7 +152,7 @@ class Failure:
     def exception(self, where: str) -> Exception:
         """Recreate the exception, with its type if this process has imported it; worker and traceback are a note."""
         error = self._of_its_type() or RuntimeError(f"{where} raised {self.summary}")
-        error.add_note(f"Raised in {where}:\n{self.traceback}")
+        add_note(error, f"Raised in {where}:\n{self.traceback}")
         return error
 
     def _of_its_type(self) -> Exception | None:

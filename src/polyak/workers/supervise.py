@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol, runtime_checkable
 
+from polyak.core.warn import add_note
+
 MAX_BACK_OFF = 60.0
 """Longest time in seconds before a worker is started again."""
 
@@ -368,10 +370,10 @@ class Supervisor:
         error: Exception = RuntimeError(f"worker {index} {self.workers[index].last_failure}; {why}{fewer}{advice}")
         if raised is not None and not self._has_worked:
             error = raised
-            error.add_note(f"No worker has returned a valid result; worker {index}: {why}{fewer}")
+            add_note(error, f"No worker has returned a valid result; worker {index}: {why}{fewer}")
         for other, one in enumerate(self.workers):
             if one.last_failure and other != index:
-                error.add_note(f"worker {other} before: {one.last_failure}")
+                add_note(error, f"worker {other} before: {one.last_failure}")
         raise error from (None if error is raised else raised)
 
     def _start(self, index: int) -> None:

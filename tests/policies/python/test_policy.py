@@ -1,5 +1,6 @@
 """A Python policy in compiled code of one's own: calls, errors, seeds, carries, and what it is shown."""
 
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -497,6 +498,23 @@ def test_an_exception_that_takes_no_notes_keeps_its_type():
     for policy in (PythonPolicy(failing, SPEC), PythonPolicy(lambda obs: failing(obs), SPEC, batched=False)):
         with pytest.raises(WithoutNotes):
             ExceptionRelay(policy).run(jax.jit(lambda policy=policy: policy.action(time_step(), (), KEY).action))
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception whose attributes cannot be set, neither notes nor the context."""
+
+    code: int
+
+
+def test_a_frozen_exception_is_raised_as_it_is():
+    def failing(obs):
+        raise Frozen(4)
+
+    policy = PythonPolicy(failing, SPEC)
+    with pytest.raises(Frozen) as caught:
+        ExceptionRelay(policy).run(jax.jit(lambda policy=policy: policy.action(time_step(), (), KEY).action))
+    assert caught.value.__context__ is None
 
 
 def test_each_thread_gets_its_own_exception():

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.extend.core import get_opaque_trace_state
 
-from polyak.core.policy_faults import PythonCalls, add_note
+from polyak.core.policy_faults import PythonCalls
 from polyak.core.space_check import ArraySpec, action_specs, obs_specs
 from polyak.core.spaces import EnvSpec, unflatten
 from polyak.core.types import PolicyStep, PyTree, TimeStep
+from polyak.core.warn import add_note
 from polyak.ops.distributions import parameter_shapes
 from polyak.policies.python.timeout import TimeLimitedCaller
 from polyak.policies.python.validation import OutputChecker, describe_masked_actions, initial_carry_values, specs_like
