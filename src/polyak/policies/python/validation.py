@@ -4,6 +4,7 @@ from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
@@ -168,16 +169,16 @@ def specs_like(tree: PyTree) -> PyTree:
     """The specs of a declared carry or info: a tree of spaces, shapes or arrays, each for one environment; without bounds.
 
     Raises:
-        TypeError: a leaf is none of these.
+        TypeError: a leaf is none of these, or no number: a key or a text.
     """
 
     def of_leaf(path: Any, leaf: Any) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if isinstance(leaf, Dict | Tuple):
             return map_space(lambda space: _any_number(name, space.shape, space.dtype), leaf)
-        if not isinstance(leaf, Declared):
-            at = f" at {name!r}" if name else ""
-            raise TypeError(f"must declare spaces, shapes with dtypes, or arrays{at}, e.g. np.int32(0), got {_short(leaf)}")
+        if not isinstance(leaf, Declared) or not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
+            at, of = f" at {name!r}" if name else "", "spaces, shapes with dtypes, or arrays of numbers"
+            raise TypeError(f"must declare {of}{at}, e.g. np.int32(0), got {_short(leaf)}")
         # In JAX 64 bits become 32, unless jax_enable_x64 is set.
         return _any_number(name, tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
