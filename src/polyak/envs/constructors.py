@@ -107,11 +107,14 @@ def make(
     is_jax = is_in_jax(id)
     most = MAX_ENVS_IN_JAX if is_jax else MAX_PROCESSES if vectorization == "async" else MAX_ENVS_ON_HOST
     check_integer("make", "num_envs", num_envs, at_most=most)
+    if not isinstance(env_kwargs, Mapping | None):
+        raise TypeError(f"make: env_kwargs must be a dict of the constructor's arguments or None, got {env_kwargs!r:.80}")
     # Python numbers, which a run can store, so that a resumed environment gets equal arguments.
     settings = {k: v.item() if isinstance(v, np.number | np.bool_) else v for k, v in (env_kwargs or {}).items()}
     arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
     arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
-    arguments |= {"action_mask_key": action_mask_key, "info_metrics": tuple(info_metrics), "env_kwargs": settings}
+    arguments |= {"action_mask_key": action_mask_key, "env_kwargs": settings}
+    arguments["info_metrics"] = check_info_metrics(info_metrics)
     if is_jax:
         _check_host_only(id, arguments)
         dynamics = _dynamics_by_name(id, settings) if isinstance(id, str) else _dynamics_of_object(id, settings)
@@ -119,7 +122,7 @@ def make(
     from polyak.envs.env_options import EnvOptions
     from polyak.envs.gymnasium import GymnasiumEnv
 
-    env_options = EnvOptions(drop_unsupported_obs, action_mask_key, check_info_metrics(info_metrics))
+    env_options = EnvOptions(drop_unsupported_obs, action_mask_key, arguments["info_metrics"])
     options = BatchOptions(num_envs, vectorization, timeout, env_options)
     source = EnvSource(id, arguments) if can_make_again(id) else None
     name, batch = named_batch(id, options, settings, import_modules)
