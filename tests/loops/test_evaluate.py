@@ -11,6 +11,7 @@ from polyak.core.struct import struct
 from polyak.core.types import PolicyStep
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import Pendulum
+from polyak.loops.collect import collect
 from polyak.loops.evaluate import Evaluation, evaluate
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import env_reset_key, env_step_key
@@ -166,6 +167,8 @@ def test_a_function_or_an_exported_policy_is_rejected_with_the_way_out(unchecked
     for policy in (lambda obs: obs, object()):
         with pytest.raises(TypeError, match=r"evaluate: policy must have .*PythonPolicy\(f, env.spec\)"):
             evaluate(policy, ENV, episodes=1, key=KEY)
+        with pytest.raises(TypeError, match=r"collect: policy must have .*PythonPolicy\(f, env.spec\)"):
+            collect(policy, ENV, 1, key=KEY)
 
 
 @pytest.mark.parametrize(("policy_scaling", "env_scaling"), [("clip", "rescale"), ("rescale", "clip")])

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from polyak.core.tree_check import describe_leaf, named_leaves, quoted
-from polyak.core.types import Agent, Histogram, Mean, PyTree
+from polyak.core.types import Agent, Histogram, Mean, Policy, PyTree
 from polyak.loops.metrics import is_number
 
 METHODS = tuple(name for name in vars(Agent) if not name.startswith("_"))
@@ -33,6 +33,23 @@ def check_agent(owner: str, agent: Any) -> None:
         raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {got}{lacks}")
     if any(leaf is agent for leaf in jax.tree.leaves(agent)):
         raise TypeError(f"{owner}: agent must be a pytree, got a {kind} object; decorate {kind} with polyak.core.struct.struct")
+
+
+def check_policy_methods(owner: str, policy: Any) -> None:
+    """Check that an argument is a policy.
+
+    Raises:
+        TypeError: it is a function, an agent or an exported policy; the message says what to pass.
+    """
+    if isinstance(policy, Policy):
+        return
+    wanted = f"{owner}: policy must have initial_state, distribution and action, got {type(policy).__name__}"
+    if isinstance(policy, Agent) or getattr(policy, "loop_state", None) is not None:
+        raise TypeError(f"{wanted}; pass agent.policy(result.state)")
+    raise TypeError(
+        f"{wanted}; wrap a function f with PythonPolicy(f, env.spec), an exported policy with "
+        "PythonPolicy(policy.as_python(), env.spec)"
+    )
 
 
 def check_collect_policy(agent: Agent, policy: Any) -> None:

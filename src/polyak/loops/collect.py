@@ -14,6 +14,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
+from polyak.loops.agent_check import check_policy_methods
 from polyak.loops.compiled_loop import collect_compiled, start_compiled
 from polyak.loops.host_loop import start_host
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
@@ -39,11 +40,12 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
         key: source of all randomness; a host environment is seeded from it.
 
     Raises:
-        TypeError: `num_steps` is no integer, or `env` is no environment of `polyak.envs.make`.
+        TypeError: `policy` is a function or an exported policy, `num_steps` is not an integer, or `env` is not an environment.
         ValueError: `num_steps` is below 1, or the policy was built for other spaces.
         RuntimeError: the policy reports a failure (a script that has ended).
         Exception: any exception of a Python policy, unchanged.
     """
+    check_policy_methods("collect", policy)
     check_integer("collect", "num_steps", num_steps)
     check_key("collect", key)
     agent = _FixedAgent(policy, policy.spec if isinstance(policy, HasSpec) else env.spec, num_steps)

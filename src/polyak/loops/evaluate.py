@@ -18,7 +18,8 @@ from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_error_f
 from polyak.core.printing import format_number, short_repr
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
-from polyak.core.types import Agent, Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
+from polyak.core.types import Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
+from polyak.loops.agent_check import check_policy_methods
 from polyak.loops.episodes import has_all_returns
 from polyak.loops.host_actor import make_actor
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
@@ -114,14 +115,7 @@ def evaluate(
         TimeoutError: `max_steps` passed before all episodes had ended.
         RuntimeError: the policy reports a failure (a script that has ended).
     """
-    if not isinstance(policy, Policy):
-        wanted = f"evaluate: policy must have initial_state, distribution and action, got {type(policy).__name__}"
-        if isinstance(policy, Agent) or getattr(policy, "loop_state", None) is not None:
-            raise TypeError(f"{wanted}; pass agent.policy(result.state)")
-        raise TypeError(
-            f"{wanted}; wrap a function f with PythonPolicy(f, env.spec), an exported policy with "
-            "PythonPolicy(policy.as_python(), env.spec)"
-        )
+    check_policy_methods("evaluate", policy)
     check_made("evaluate", env)
     check_key("evaluate", key)
     check_integer("evaluate", "episodes", episodes)

@@ -135,7 +135,8 @@ def check_policy(owner: str, policy: Any) -> None:
         TypeError: the value is something else.
     """
     if not isinstance(policy, Policy) or getattr(policy, "spec", None) is None:
-        raise TypeError(f"{owner}: policy must have initial_state, distribution, action and spec, got {policy!r}")
+        wanted = f"{owner}: policy must have initial_state, distribution, action and spec, got {policy!r}"
+        raise TypeError(f"{wanted}; wrap a function f with PythonPolicy(f, env.spec)")
 
 
 def check_env_steps(policy: Any) -> None:
