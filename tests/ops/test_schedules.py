@@ -107,7 +107,7 @@ def test_a_positive_schedule_passes(schedule):
         (0.0, r"PPO: learning_rate must be a number in \(0, inf\) or a schedule such as Linear, got 0.0"),
         (Linear(-1.0), r"PPO: learning_rate.start must be a number in \(0, inf\), got -1.0"),
         (Linear(1.0, -1.0), r"PPO: learning_rate.end must be a number in \[0, inf\), got -1.0"),
-        (lambda steps: 1.0, "PPO: learning_rate must be a number .* or a schedule such as Linear, got <function"),
+        (lambda steps: 1.0, "learning_rate must be a number .* or a schedule such as polyak.Linear.* stored.*got <function"),
     ],
 )
 def test_schedule_that_is_not_positive_raises(schedule, message):

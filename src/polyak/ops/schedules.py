@@ -257,6 +257,8 @@ def check_schedule(
                 check_schedule(owner, f"{name}.schedules[{i}]", part, above=-np.inf, **later_bounds)
         case _:
             or_else = "a schedule such as Linear"
+            if callable(schedule):
+                or_else = "a schedule such as polyak.Linear(start, end, env_steps) (a function cannot be stored)"
             check_number(owner, name, schedule, optional=optional, or_else=or_else, **bounds)
 
 
