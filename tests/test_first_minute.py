@@ -1,10 +1,15 @@
 """What users of Stable-Baselines3 type in their first minute: each error names the right call."""
 
 import functools
+import importlib
+import json
 import re
+from operator import attrgetter
+from pathlib import Path
 
 import gymnasium
 import jax
+import numpy as np
 import pytest
 
 import polyak
@@ -15,6 +20,8 @@ from polyak.core.struct import struct
 from polyak.core.suggestions import find_replacement, libraries
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from tests.loops.setting import AGENT, ENV, KEY
+
+ROOT = Path(__file__).parents[1]
 
 # Tests check signatures, which people do not.
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -177,6 +184,8 @@ def test_settings_of_dqn_in_stable_baselines3(name, instead):
     ("agent", "name", "instead"),
     [
         ("IQN", "policy_kwargs", r"network=polyak\.MLP\("),
+        ("PPO", "features_extractor_class", r"network= of .* \(docs/tutorials/own-network\.md\)"),
+        ("SAC", "features_extractor_class", r"actor= and critics= of .* \(docs/tutorials/own-network\.md\)"),
         ("SAC", "policy_kwargs", r"actor=polyak\.Actor\(.*critics=polyak\.Critics\("),
         ("SAC", "ent_coef", "alpha of the agent"),
         ("TD3", "action_noise", "exploration_noise of"),
@@ -270,6 +279,7 @@ def test_environments_that_are_none_or_step_on_the_host():
         ("predict", r"result\.policy\.predict"),
         ("save", r"result\.save"),
         ("initialize", r"agent\.init"),
+        ("save_replay_buffer", r"run_dir= of polyak\.train\.run, whose checkpoints hold the replay"),
     ],
 )
 def test_methods_of_models_of_other_libraries(name, instead):
@@ -293,12 +303,51 @@ def test_attributes_of_environments_and_results(result):
         trained.evaluate(n_eval_episodes=10)
 
 
+@pytest.mark.parametrize("module", ["polyak", "polyak.train", "polyak.envs", "polyak.policies", "polyak.replay"])
 @pytest.mark.parametrize(
-    ("name", "instead"), [("make_vec_env", r"polyak\.envs\.make"), ("evaluate_policy", "evaluate"), ("run", "train.run")]
+    ("name", "instead"),
+    [
+        ("make_vec_env", r"polyak\.envs\.make"),
+        ("evaluate_policy", "evaluate"),
+        ("EvalCallback", "eval_every, eval_env and eval_episodes of train.run"),
+        ("CheckpointCallback", "run_dir and checkpoint_every of train.run"),
+        ("VecNormalize", "normalize_obs=True"),
+        ("HerReplayBuffer", r"replay=polyak\.UniformReplay\(capacity\) .* there is no hindsight replay"),
+        ("compiled", r"polyak\.loops\.compiled"),
+        ("distributed", r"polyak\.train\.run\(agent, env, workers="),
+    ],
 )
-def test_functions_of_other_modules(name, instead):
-    with pytest.raises(AttributeError, match=f"module 'polyak' has no attribute '{name}'; use .*{instead}"):
-        getattr(polyak, name)
+def test_functions_of_other_modules(module, name, instead):
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute '{name}'; use .*{instead}"):
+        getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("module", ["polyak", "polyak.train", "polyak.envs", "polyak.policies", "polyak.replay"])
+def test_names_that_no_library_has(module):
+    found = importlib.import_module(module)
+    with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nope'; it has .*{found.__all__[-1]}$"):
+        found.nope  # noqa: B018
+
+
+def test_all_that_is_suggested_for_names_of_other_libraries_exists():
+    text = json.dumps(libraries())
+    names = set(re.findall(r"\bpolyak((?:\.\w+)+)", text))
+    assert {".envs.make", ".train.run", ".loops.host"} <= names
+    for name in names:
+        attrgetter(name[1:])(polyak)
+    for page in re.findall(r"docs/[\w/-]+\.md", text):
+        assert (ROOT / page).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("mask", r"; did you mean 'action_mask'\? \(arguments: obs,"), ("episode_start", " of Stable-Baselines3; use first")],
+)
+def test_arguments_of_predict_by_other_names(name, says):
+    greedy = AGENT.policy(AGENT.init(KEY))
+    for policy in (greedy, polyak.policies.Uniform(ENV.spec)):
+        with pytest.raises(TypeError, match=f"predict: unknown argument '{name}'{says}"):
+            policy.predict(np.zeros(ENV.spec.obs.shape, np.float32), **{name: None})
 
 
 @pytest.mark.parametrize("agent", [polyak.PPO, polyak.DQN])

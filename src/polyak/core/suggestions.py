@@ -12,44 +12,8 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
-ATTRIBUTES = {
-    "learn": "polyak.train.run(agent, env, env_steps=...)",
-    "train": "polyak.train.run(agent, env, env_steps=...), or agent.update(state, rollout, key) for one update",
-    "predict": "result.policy.predict(obs), or agent.policy(state).predict(obs)",
-    "save": "run_dir= of polyak.train.run, or result.save(path)",
-    "load": "polyak.load_policy(path)",
-    "get_env": "the environment passed to train.run",
-    "set_env": "another environment in polyak.train.run(agent, env, ...)",
-    "initialize": "state = agent.init(key)",
-    "collect_data_spec": "agent.spec",
-    "observation_space": "env.spec.obs",
-    "action_space": "env.spec.action",
-    "single_observation_space": "env.spec.obs",
-    "single_action_space": "env.spec.action",
-    "num_timesteps": "result.progress.env_steps",
-    "reset": "state, time_step = env.init(key), as an environment in JAX keeps no state",
-}
-"""Replacements of attributes of other libraries' agents, models and environments."""
-
 CLASS_METHODS = {"load": "polyak.load_policy(path) for the policy, or polyak.resume(run_dir) to continue the training"}
 """Replacements of class methods of other libraries' models."""
-
-MODULE = {
-    "make": "polyak.envs.make",
-    "make_vec_env": "polyak.envs.make(id, num_envs=...)",
-    "DummyVecEnv": "polyak.envs.make(make_env, num_envs=...)",
-    "SubprocVecEnv": "polyak.envs.make(make_env, num_envs=..., vectorization='async')",
-    "VecNormalize": "normalize_obs=True and normalize_reward='return' of the agent",
-    "Monitor": "polyak.envs.make alone: the loops measure episodes",
-    "MlpPolicy": "network=polyak.MLP() of the agent",
-    "CnnPolicy": "network=polyak.NatureCNN() of the agent",
-    "evaluate_policy": "polyak.evaluate, or result.evaluate(episodes)",
-    "run": "polyak.train.run",
-    "learn": "polyak.train.run",
-    "load": "polyak.load_policy",
-    "callbacks": "polyak.train.callbacks",
-}
-"""Replacements of names in the top-level modules of other libraries."""
 
 
 @functools.cache
@@ -57,10 +21,17 @@ def libraries() -> dict[str, dict[str, dict[str, Any]]]:
     """The arguments of other libraries and their replacements in polyak, by library; the first library with a name counts.
 
     A replacement is `NAME of OWNER` or `NAME=CODE of OWNER`. `everywhere` holds for all agents; `by_field` for agents with a
-    certain field, of which the last counts; `of_functions` for arguments of functions, if the replacement depends on the agent.
+    certain field, of which the last counts; `of_functions` for arguments of functions, if the replacement depends on the agent;
+    `attributes` for attributes of agents, models and environments; `module` for names in the top-level module.
     """
     names: dict[str, Any] = json.loads((resources.files("polyak") / "other_libraries.json").read_text("utf-8"))
     return names
+
+
+@functools.cache
+def _names_elsewhere(kind: str) -> dict[str, str]:
+    """The replacements of all `attributes` of other libraries, or of all names in a `module`."""
+    return {name: instead for names in libraries().values() for name, instead in names.get(kind, {}).items()}
 
 
 def find_replacement(name: str, known: tuple[str, ...], kind: str) -> tuple[str, str] | None:
@@ -104,7 +75,10 @@ def unknown_name(name: str, known: Iterable[str], kind: str, *, cutoff: float = 
         return f"unknown {kind} {name!r} of {library}; use {replacement}"
     # polyak has no counterpart of such an argument, so no similar name is meant.
     if kind != "field" or not is_name_elsewhere(name):
-        near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=cutoff)
+        lower = [other.lower() for other in known]
+        near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+        # Else the only name of which it is a word: `mask` of `action_mask`.
+        near = near or [other for other in lower if name.lower() in other.split("_")]
         hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
     return f"unknown {kind} {name!r}{hint} ({kind}s: {', '.join(known)})"
 
@@ -118,7 +92,7 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         parameters = inspect.signature(function).parameters
-        names = tuple(parameters)
+        names = tuple(name for name in parameters if name != "self")
         by_position = [name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
 
@@ -152,7 +126,8 @@ def suggest_attributes(cls: type[T]) -> type[T]:
 
     def missing(self: Any, name: str) -> Any:
         message = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise AttributeError(f"{message}; use {ATTRIBUTES[name]}" if name in ATTRIBUTES else message, name=name, obj=self)
+        instead = _names_elsewhere("attributes").get(name)
+        raise AttributeError(f"{message}; use {instead}" if instead else message, name=name, obj=self)
 
     if "__getattr__" not in vars(cls):
         cls.__getattr__ = missing  # type: ignore[attr-defined]
@@ -177,9 +152,13 @@ class MissingFromClass:
 
 
 class UncallableModule(ModuleType):
-    """A module whose call raises an error that names the function to call; set as its `__class__`."""
+    """A module whose errors name the function to call, and replacements of unknown names; set as its `__class__`."""
 
     instead = ""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an `AttributeError`."""
+        raise AttributeError(missing_from_module(self.__name__, name, vars(self)["__all__"]))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise a `TypeError`."""
@@ -192,8 +171,9 @@ def missing_from_module(module: str, name: str, known: Iterable[str]) -> str:
     >>> missing_from_module("polyak", "make_vec_env", ("PPO",))
     "module 'polyak' has no attribute 'make_vec_env'; use polyak.envs.make(id, num_envs=...)"
     """
-    if name in MODULE:
-        return f"module {module!r} has no attribute {name!r}; use {MODULE[name]}"
+    instead = _names_elsewhere("module").get(name)
+    if instead:
+        return f"module {module!r} has no attribute {name!r}; use {instead}"
     return f"module {module!r} has no attribute {name!r}; it has {', '.join(known)}"
 
 

@@ -15,7 +15,9 @@ __all__ = ["check_env", "make", "names"]
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'polyak.envs' has no attribute {name!r}")
+        from polyak.core.suggestions import missing_from_module
+
+        raise AttributeError(missing_from_module("polyak.envs", name, __all__))
     match name:
         case "check_env":
             from polyak.envs import env_check

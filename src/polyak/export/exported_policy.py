@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space, only_value, zeros
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import PyTree, TimeStep
 from polyak.export.archive import ExportError, from_members, read_export
 from polyak.export.numpy_format import check_weights
@@ -38,6 +39,7 @@ class ExportedPolicy:
         """Return a carry of zeros for the start of episodes; `predict` with `carry=None` ignores the numbers."""
         return tuple(np.zeros((batch_size, *x.shape), x.dtype) for x in self.carry_spec.values())
 
+    @suggest_arguments("predict")
     def predict(
         self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
     ) -> tuple[Any, PyTree]:

@@ -52,7 +52,9 @@ def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"polyak.policies.{module}"), name)
-    raise AttributeError(f"module 'polyak.policies' has no attribute {name!r}; it has {', '.join(__all__)}")
+    from polyak.core.suggestions import missing_from_module
+
+    raise AttributeError(missing_from_module("polyak.policies", name, __all__))
 
 
 def __dir__() -> list[str]:

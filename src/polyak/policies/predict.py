@@ -14,6 +14,7 @@ from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_error_f
 from polyak.core.printing import short_repr
 from polyak.core.space_check import ArraySpec, action_specs, check_range, check_shape, obs_specs, read_leaves, to_array
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, Space, leaf_spaces, map_space, only_value, unflatten
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 
 Mode: TypeAlias = Callable[[Any], Any]
@@ -49,8 +50,9 @@ def _mode(policy: Policy, time_step: TimeStep, carry: PyTree) -> tuple[PyTree, P
     return distribution.mode(), carry
 
 
+@suggest_arguments("predict")
 def predict(
-    policy: PolicyWithSpec,
+    self: PolicyWithSpec,
     obs: Any,
     carry: PyTree = None,
     *,
@@ -80,7 +82,7 @@ def predict(
             mask that is missing, does not fit the action space or allows nothing; a carry or `first` of another batch size;
             a sample without a key.
     """
-    spec = policy.spec
+    spec = self.spec
     batched, batch = obs_batch(spec.obs, obs)
     size = batch or 1
     for leaf in jax.tree.leaves(carry):
@@ -90,15 +92,15 @@ def predict(
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
     resets = first_of_batch(first, size, carry is None)
     mask = _mask_batch(spec, action_mask, batch, "predict")
-    form = _form_of(policy) if deterministic and mask is None else None
+    form = _form_of(self) if deterministic and mask is None else None
     if form is not None and form.numpy_mode is not None and size <= form.numpy_mode[0]:
         # An overflow in the network is silent in JAX too.
         with np.errstate(all="ignore"):
             action, carry = form.numpy_mode[1](batched), () if carry is None else carry
     else:
         time_step = _time_step(batched, size, resets, mask)
-        carry = policy.initial_state(size) if carry is None else carry
-        action, carry = _act(policy, time_step, carry, None if deterministic else key)
+        carry = self.initial_state(size) if carry is None else carry
+        action, carry = _act(self, time_step, carry, None if deterministic else key)
     native = spec.native_action(action)
     return (native if batch else only_value(spec.action, native)), carry
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.core.checks import check_number
 from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.struct import struct
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 from polyak.ops.schedules import StepCount
 from polyak.policies.predict import PolicyWithSpec, predict
@@ -42,8 +43,9 @@ def inner_initial_state(wrapper: Wrapper, batch_size: int) -> PyTree:
     return wrapper.policy.initial_state(batch_size)
 
 
+@suggest_arguments("predict")
 def inner_predict(
-    wrapper: Wrapper,
+    self: Wrapper,
     obs: Any,
     carry: PyTree = None,
     *,
@@ -53,7 +55,7 @@ def inner_predict(
     key: PRNGKeyArray | None = None,
 ) -> tuple[Any, PyTree]:
     """`predict` of the inner policy, with the inner carry."""
-    return predict(wrapper.policy, obs, carry, deterministic=deterministic, first=first, action_mask=action_mask, key=key)
+    return predict(self.policy, obs, carry, deterministic=deterministic, first=first, action_mask=action_mask, key=key)
 
 
 def sample_action(policy: PolicyWithSpec, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:

@@ -1,5 +1,8 @@
 """Replay: transitions of earlier rollouts, stored in the agent's state."""
 
+from typing import Any
+
+from polyak.core.suggestions import missing_from_module
 from polyak.replay.datasets import from_minari
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.replay import Replay, ReplayState, Transition
@@ -16,3 +19,7 @@ __all__ = [
     "UniformReplay",
     "from_minari",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(missing_from_module("polyak.replay", name, __all__))
