@@ -131,6 +131,10 @@ def test_an_unknown_field_is_rejected_with_the_nearest():
 def test_constructor_errors_are_reported_with_their_path():
     with pytest.raises(ConfigError, match=r"run/config\.json\.agent: Agent: gamma must be in \[0, 1\], got 1\.5"):
         from_json({"agent": to_json(Agent(spec=SPEC)) | {"gamma": 1.5}}, CLASSES, what="run/config.json")
+    for value in (1.5, 1, np.ones(2), "true"):
+        spec = to_json(SPEC) | {"has_action_mask": to_json(value)}
+        with pytest.raises(ConfigError, match=r"^config\.agent\.spec\.has_action_mask: must be true or false, got "):
+            from_json({"agent": to_json(Agent(spec=SPEC)) | {"spec": spec}}, CLASSES)
     with pytest.raises(ConfigError, match=r"config: .*missing 1 required .*'spec'"):
         from_json({"$class": "Agent"}, CLASSES)
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+
 from polyak.core.suggestions import unknown_name
 from polyak.storage.json import decode, encode, reject
 
@@ -91,6 +93,9 @@ def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> A
     for key in values:
         if key not in known:
             raise ConfigError(f"{path}: {name}: {unknown_name(key[:80], known, 'field')}")
+    for field in dataclasses.fields(cls):
+        if field.type is bool and not isinstance(values.get(field.name, False), bool | np.bool_):
+            raise ConfigError(f"{path}.{field.name}: must be true or false, got {values[field.name]!r:.80}")
     try:
         return cls(**values)
     except (TypeError, ValueError, OverflowError) as error:
