@@ -55,10 +55,19 @@ def test_a_metric_may_be_missing_in_later_reports():
     assert callback(dataclasses.replace(PROGRESS, env_steps=200), {}, None)
 
 
+def test_a_metric_of_evaluations_is_not_missed_before_the_first_one():
+    callback = callbacks.stop_at_reward(10)
+    late = dataclasses.replace(PROGRESS, env_steps=200, eval_every=300)
+    assert callback(late, {"rollout/ep_rew_mean": 11.0}, None)
+    with pytest.warns(UserWarning, match="stop_at_reward has had no effect so far"):
+        callback(dataclasses.replace(late, env_steps=300), {"rollout/ep_rew_mean": 11.0}, None)
+
+
 def test_early_stopping_ends_a_training():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.MLP((4,)))
-    result = polyak.train.run(agent, env, env_steps=400, eval_every=50, callbacks=[callbacks.stop_at_reward(1)])
+    # The first evaluation comes after a fifth of the training.
+    result = polyak.train.run(agent, env, env_steps=400, eval_every=200, callbacks=[callbacks.stop_at_reward(1)])
     assert result.stopped == "callback" and list(result.evaluations) == [result.progress.env_steps]
 
 

@@ -512,6 +512,7 @@ class Progress:
         env: the environment of a host loop, for its `snapshot`; None in the compiled loop, whose state is complete.
         histograms: histograms of the last update by tag, if the agent computes them.
         nondeterminism: why a resumed run may differ from an uninterrupted one: Python policies not known to be deterministic.
+        eval_every: env_steps between evaluations of `train.run`; None without evaluations.
     """
 
     env_steps: int
@@ -523,6 +524,7 @@ class Progress:
     env: HostEnv | None = None
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     nondeterminism: tuple[str, ...] = ()
+    eval_every: int | None = None
 
 
 Callback: TypeAlias = Callable[[Progress, dict[str, float], PyTree], object]

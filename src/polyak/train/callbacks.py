@@ -67,12 +67,13 @@ def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback
 
 
 def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, float]], None]:
-    """Return a function to call at every report; it warns once if no report in the first fifth of training has the metric."""
+    """Return a function to call at every report; it warns once if the metric is missing after an evaluation and a fifth."""
     is_known = False
 
     def warn_if_missing(progress: Progress, metrics: Mapping[str, float]) -> None:
         nonlocal is_known
-        if is_known or (tag not in metrics and progress.env_steps < progress.target_env_steps / 5):
+        first = max(progress.target_env_steps / 5, progress.eval_every or 0)
+        if is_known or (tag not in metrics and progress.env_steps < first):
             return
         is_known = True
         if tag not in metrics:

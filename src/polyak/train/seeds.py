@@ -34,6 +34,7 @@ from polyak.train.training import (
     periodic_evaluation,
     record_failure,
     save_last,
+    with_eval_every,
     with_evaluations,
     writers,
 )
@@ -212,7 +213,7 @@ def train_in_parallel(
                 [
                     notes[i],
                     *evaluation,
-                    *seed_callbacks,
+                    *with_eval_every(seed_callbacks, first.eval_every),
                     reports.callback_of(i),
                     *(writers(training.run, training.config, training.start) if training.run else []),
                 ]

@@ -126,7 +126,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             callbacks=[
                 *notes,
                 *evaluation,
-                *callbacks,
+                *with_eval_every(callbacks, config.eval_every),
                 display,
                 *(writers(run, config, start) if run else []),
             ],
@@ -139,6 +139,15 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
         )
         snapshot = save_last(training, trained)
     return with_evaluations(make_result(training, trained, snapshot), evaluation)
+
+
+def with_eval_every(callbacks: Sequence[Callback], eval_every: int | None) -> list[Callback]:
+    """Let a caller's callbacks know from the progress how often the training is evaluated."""
+
+    def wrap(callback: Callback) -> Callback:
+        return lambda progress, *rest: callback(dataclasses.replace(progress, eval_every=eval_every), *rest)
+
+    return [wrap(callback) for callback in callbacks]
 
 
 def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
