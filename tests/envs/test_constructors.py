@@ -120,6 +120,7 @@ def test_a_function_a_class_and_an_environment_are_taken():
         ({"id": "jax/CartPole-v0"}, ValueError, "unknown environment 'jax/CartPole-v0'; did you mean 'jax/CartPole-v1'"),
         ({"id": "jax/Taxi"}, ValueError, r"unknown environment 'jax/Taxi' \(.*jax/Pendulum-v1"),
         ({"id": "zzz"}, ValueError, "unknown environment 'zzz'; if another package registers it"),
+        ({"id": "FetchReach-v4"}, ValueError, "did you mean 'Reacher-v4'.* 'package:FetchReach-v4'"),
         ({"id": ""}, ValueError, "unknown environment ''"),
         (
             {"id": "CartPole-v1", "drop_unsupported_obs": "yes"},

@@ -233,7 +233,8 @@ def _find_spec(id: str, import_modules: bool) -> Any:
     if name not in gymnasium.registry:
         known = [n for group in names().values() for n in group]
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"if another package registers it, write 'package:{name}'"
+        hint = "".join(f"did you mean {other!r}? " for other in near)
+        hint += f"if another package registers it, write 'package:{name}'"
         if name in gymnasium.registry:  # An older name of the ALE, which `names` has registered.
             game = re.split(r"NoFrameskip|Deterministic|-", name)[0]
             hint = f"use 'ALE/{game}-v5', or the ALE's older 'ale_py:{name}' without preprocessing"
