@@ -120,10 +120,10 @@ def test_an_entry_that_is_not_in_the_space_is_an_error(change, says):
     [
         (None, "NoneType None"),
         ("1.0", "str '1.0'"),
-        (np.array([1.0, 2.0]), "ndarray array"),
+        (np.array([1.0, 2.0]), r"ndarray array.*; mo_gymnasium\.wrappers\.LinearReward .*, SuperSuit splits several agents$"),
         (np.array([1.0]), "ndarray array"),
         (1j, "complex 1j"),
-        ([1.0], "list"),
+        ([1.0], r"list \[1.0\]$"),
     ],
 )
 def test_a_reward_that_is_no_number_is_an_error_naming_env_and_step(reward, says):
