@@ -170,6 +170,15 @@ def test_a_killed_worker_is_reported_with_its_index():
         env.step(np.zeros(2, np.int32))
 
 
+def start_slowly():
+    time.sleep(60)
+
+
+def test_a_slow_start_asks_for_the_guard_of_the_script():
+    with pytest.raises(TimeoutError, match=r"env 0 did not return from start\(\) within timeout=0.5 s; .*`if __name__ =="):
+        envs.make(start_slowly, vectorization="async", timeout=0.5)
+
+
 def test_a_worker_that_does_not_return_in_time_is_reported_with_its_index():
     env = made(toys.Faulty, timeout=20.0)
     env.reset(0)

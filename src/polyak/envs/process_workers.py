@@ -23,6 +23,8 @@ from polyak.envs.single_env import SingleEnv
 
 CLOSE_SECONDS = 1.0
 
+GUARD_HINT = "; is the script's start under `if __name__ == '__main__':`?"
+
 
 class WorkerProcesses:
     """One process for each environment; each runs one method call at a time.
@@ -132,13 +134,14 @@ class WorkerProcesses:
     def _raise_timeout(self, first: int, method: str) -> NoReturn:
         late = ", ".join(str(index) for index, pipe in enumerate(self.pipes) if index >= first and not pipe.poll(0))
         self._kill()
-        raise TimeoutError(f"{self.name}: env {late} did not return from {method}() within timeout={self.timeout:g} s")
+        hint = GUARD_HINT if method == "start" else ""
+        raise TimeoutError(f"{self.name}: env {late} did not return from {method}() within timeout={self.timeout:g} s{hint}")
 
     def _raise_dead(self, index: int, method: str) -> NoReturn:
         self.processes[index].join(CLOSE_SECONDS)
         code = self.processes[index].exitcode
         self._kill()
-        hint = "; is the script's start under `if __name__ == '__main__':`?" if method == "start" else ""
+        hint = GUARD_HINT if method == "start" else ""
         raise RuntimeError(f"{self.name}: the process of env {index} died in {method}() with exit code {code}{hint}")
 
     def _kill(self) -> None:
