@@ -161,7 +161,7 @@ def test_command_lines_of_other_libraries_get_the_right_words(words, message, ca
 @pytest.mark.parametrize(
     "words",
     [
-        *("dqn CartPole-v1 --batch-size x", "a2c CartPole-v1 --batch-size 64", "sac CartPole-v1 --n-epochs 3"),
+        *("dqn CartPole-v1 --batch-size x", "sac CartPole-v1 --n-epochs 3"),
         "ppo CartPole-v1 --verbose 1",
     ],
 )
@@ -185,6 +185,52 @@ def test_characters_that_the_output_cannot_encode_are_replaced(settings):
     done = subprocess.run(words, env={**os.environ, **settings}, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"--epsilon" in done.stdout
+
+
+def test_characters_without_an_encoding_have_plain_ones():
+    shown = r"'500.0 \xb1 0.0, compiling \u2026, \u03c0'"
+    program = f"from polyak import cli; cli._command = lambda *_, **__: lambda _: print({shown}); cli.main()"
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-c", program, "list"]
+    done = subprocess.run(words, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
+    assert done.stdout == "500.0 +- 0.0, compiling ..., ?\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_an_error(unbuffered):
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "polyak", "--help"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(words, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("name", ["evaluate", "resume", "export --format numpy"])
+def test_a_run_whose_name_is_too_long_is_a_usage_error(command, name):
+    name, *flags = name.split()
+    code, _, err = command(" ".join([name, "a" * 300, *flags]))
+    assert (code, err) == (2, f"error: {'a' * 300}: there is no such directory; a run was expected\n")
+
+
+@pytest.mark.parametrize("words", ["resume run", "train ppo CartPole-v1"])
+def test_a_variable_that_jax_cannot_read_is_a_usage_error(words):
+    environment = {**os.environ, "JAX_ENABLE_X64": "maybe"}
+    words = [sys.executable, "-m", "polyak", *words.split()]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("ppo CartPole-v1 --kl-beta 1", "--kl-beta is a setting of ppo_kl only; polyak train ppo_kl has it"),
+        ("dqn CartPole-v1 --gae-lambda=0.9", "--gae-lambda is a setting of a2c, "),
+        ("a2c CartPole-v1 --batch-size 64", "--batch-size is a setting of c51, "),
+    ],
+)
+def test_a_flag_of_other_algorithms_names_them(command, words, says):
+    code, _, err = command(f"train {words}")
+    assert code == 2 and err.startswith(f"error: {says}")
 
 
 def test_errors_of_environments_name_no_function(command):

@@ -1,5 +1,7 @@
 """The command line: polyak train | resume | evaluate | export | list."""
 
+import codecs
+import errno
 import io
 import os
 import signal
@@ -31,13 +33,17 @@ exit codes: 0 success, 1 runtime error, 2 usage error, 129 terminal closed, 130 
 """
 
 
+PLAIN = {"±": "+-", "…": "..."}
+"""What stands for characters that an encoding lacks."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     if argv is None:
         _replace_unencodable_characters()
     try:
         code = _run(argv)
-        if sys.stdout is not None:  # None after `>&-`
+        if sys.stdout is not None and not sys.stdout.closed:  # None after `>&-`; an environment may close it
             sys.stdout.flush()
     except BrokenPipeError:
         from polyak.core.output import discard_output, is_broken_pipe
@@ -46,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         discard_output(sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        from polyak.core.output import discard_output
+
+        # What is left in the buffer would fail again at the exit.
+        discard_output(sys.stdout.fileno())
+        print(f"error: {error.strerror}", file=sys.stderr)
+        return 1
     return code
 
 
@@ -66,7 +81,11 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         # A program that calls `main` keeps its own signal handlers.
         with _exit_on_ctrl_c() if argv is None else nullcontext():
-            command = _command(name, is_own_process=argv is None)
+            try:
+                command = _command(name, is_own_process=argv is None)
+            except ValueError as error:  # JAX's, about an environment variable such as JAX_ENABLE_X64
+                print(f"error: {error}", file=sys.stderr)
+                return 2
         return command(rest)
     except KeyboardInterrupt:
         # Training handles signals itself.
@@ -75,11 +94,18 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _replace_unencodable_characters() -> None:
-    """Print `?` for characters that the output's encoding lacks (`…` in latin-1): an error would end training."""
+    """Print `+-`, `...` or `?` for characters that the output's encoding lacks: an error would end training."""
+    codecs.register_error("polyak", _in_plain_characters)
     for stream in (sys.stdout, sys.stderr):
         # Standard error already has another error handler.
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="polyak")
+
+
+def _in_plain_characters(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return PLAIN.get(error.object[error.start], "?"), error.start + 1
 
 
 def _show_warning(

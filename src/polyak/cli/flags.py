@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -20,11 +20,21 @@ class UsageError(Exception):
     """The command line is invalid; the message has the flag, its value, and the expected value."""
 
 
-def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: str) -> T:
+def parse(
+    kind: type[T],
+    arguments: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    owners: Callable[[str], Sequence[str]] = lambda name: (),
+) -> T:
     """Parse arguments into an instance of the dataclass `kind`; exits with code 2 and a suggestion if an argument is invalid.
 
+    Args:
+        owners: the algorithms that have an unknown flag, by its field.
+
     Raises:
-        UsageError: a flag is set twice, is a flag of another library, or has a value although it takes none.
+        UsageError: a flag is set twice, is a flag of another library or algorithm, or has a value although it takes none.
     """
     flags = _flags_in(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
@@ -33,6 +43,8 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     for flag in unknown_flags(kind, arguments):
         if (name := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
             raise UsageError(f"in polyak {flag} is {name}")
+        if others := owners(flag.removeprefix("--").removeprefix("no-").replace("-", "_")):
+            raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it")
     _check_switches(kind, arguments)
     # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)

@@ -58,8 +58,11 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
         flags = _parse(algorithm, user_agent, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
-    with without_garbage_collection(is_own_process=is_own_process):
-        from polyak.cli.new_run import train_new_run
+    try:
+        with without_garbage_collection(is_own_process=is_own_process):
+            from polyak.cli.new_run import train_new_run
+    except ValueError as error:  # JAX's, about an environment variable such as JAX_ENABLE_X64
+        return fail(error)
 
     of_agent = vars(flags)
     settings, network = of_agent.get("algorithm", NO_SETTINGS), of_agent.get("network", NetworkFlags())
@@ -116,6 +119,10 @@ def _is_class(user_agent: str) -> bool:
         return False
 
 
+def _algorithms_with(name: str) -> list[str]:
+    return [algorithm for algorithm, source in AGENTS.items() if name in setting_names(source)]
+
+
 def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
@@ -140,4 +147,5 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
     if env_id == PLACEHOLDER:
         description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."
     prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
-    return parse(dataclasses.make_dataclass("Flags", groups), arguments, prog=prog, description=description)
+    flags = dataclasses.make_dataclass("Flags", groups)
+    return parse(flags, arguments, prog=prog, description=description, owners=_algorithms_with)

@@ -246,7 +246,8 @@ def runs_in(directory: Path) -> list[Path]:
 
     Runs of several seeds share a subdirectory, which may be next to other runs.
     """
-    if os.path.lexists(directory / CONFIG):
+    # `glob` raises for names that are too long.
+    if os.path.lexists(directory / CONFIG) or not os.path.isdir(directory):
         return []
     found = [config.parent for config in directory.glob(f"*/{CONFIG}")]
     # Other programs have a config.json too.
@@ -268,8 +269,10 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
         RunError: the directory has no run, or has links; or another process, which the message names, is writing.
     """
     path = Path(directory)
-    if not path.is_dir():
-        raise RunError(f"{path}: {'not a directory' if path.exists() else 'there is no such directory'}; a run was expected")
+    # Not by pathlib, which raises for names that are too long.
+    if not os.path.isdir(path):
+        why = "not a directory" if os.path.exists(path) else "there is no such directory"
+        raise RunError(f"{path}: {why}; a run was expected")
     if not os.path.lexists(path / CONFIG):
         if path.parent.name == CHECKPOINTS and os.path.lexists(path.parent.parent / CONFIG):
             raise RunError(
