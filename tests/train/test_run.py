@@ -116,6 +116,19 @@ def test_nothing_is_written_without_a_run_directory(directory, capsys):
     assert result.policy.predict(OBS)[0] in (0, 1)
 
 
+@pytest.mark.parametrize(("env_steps", "is_said"), [(15, True), (16, False)])
+def test_a_rollout_that_is_longer_than_the_training_is_said_before(env_steps, is_said, monkeypatch, capsys):
+    def loop(*_, **__):
+        raise RuntimeError("nothing is trained")
+
+    monkeypatch.setattr("polyak.train.training.compiled", loop)
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    with pytest.raises(RuntimeError, match="nothing is trained"):
+        polyak.train.run(polyak.PPO(env.spec, **SMALL), env, env_steps=env_steps)
+    said = "trains on one rollout of num_steps * num_envs = 16 steps, more than env_steps"
+    assert (said in capsys.readouterr().out) == is_said
+
+
 def test_progress_can_be_switched_off(capsys):
     train(jax_env(), progress=False)
     assert capsys.readouterr().out == ""
