@@ -1,6 +1,7 @@
 """Changes the networks and the replay of an agent by flags."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,19 @@ NETWORK_FIELDS = ("network", "actor", "critics")
 """Settings of agents that are networks."""
 
 
-def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, replay_flags: ReplayFlags, env_steps: int) -> Agent:
+def change_parts(
+    algorithm: str,
+    agent: Agent,
+    network_flags: NetworkFlags,
+    replay_flags: ReplayFlags,
+    env_steps: int,
+    max_minibatches: int = 0,
+) -> Agent:
     """Return the agent with the networks and the replay set by flags; a recurrent network implies a replay of sequences.
+
+    Args:
+        max_minibatches: with a new recurrent network, whose minibatches are whole environments, `num_minibatches` becomes its
+            largest divisor that divides this number too; 0 keeps it.
 
     Raises:
         UsageError: the agent has no such setting, or would no longer explore.
@@ -40,6 +52,10 @@ def change_parts(algorithm: str, agent: Agent, network_flags: NetworkFlags, repl
     if "replay" in fields:
         kind = "sequence" if isinstance(networks.get("network"), RecurrentNetwork) else None
         parts["replay"] = changed_replay(fields["replay"], replay_flags, kind, env_steps)
+    if "num_minibatches" in fields and isinstance(networks.get("network"), RecurrentNetwork):
+        parts["num_minibatches"] = count = math.gcd(fields["num_minibatches"], max_minibatches)
+        if count != fields["num_minibatches"]:
+            print(f"num_minibatches={count}: minibatches of a recurrent network are whole environments, of {max_minibatches}")
     changed: Any = dataclasses.replace(agent, **parts) if parts else agent  # type: ignore[type-var]
     # Rainbow explores only by the noise of its network.
     if "network" in networks and is_noisy(fields["network"]) and not is_noisy(changed.network) and changed.epsilon == 0:
