@@ -170,10 +170,39 @@ def test_numpy_rejects_networks_other_than_an_mlp_by_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["stablehlo", "onnx", "numpy"])
-def test_action_masks_are_rejected(kind, tmp_path):
-    spec = EnvSpec(VECTOR, Discrete(2), "masked", has_action_mask=True)
-    with pytest.raises(ValueError, match="export: masked has action masks"):
-        write_policy(policy_for(spec), spec, kind, tmp_path / "p", {})
+def test_action_masks_are_an_input_of_exported_policies(kind, tmp_path):
+    spec = EnvSpec(VECTOR, Discrete(3, start=2), "masked", has_action_mask=True)
+    policy, rng = policy_for(spec), np.random.default_rng(0)
+    obs = rng.normal(size=(20, *VECTOR.shape)).astype(np.float32)
+    mask = np.eye(3, dtype=bool)[rng.integers(3, size=20)] | np.eye(3, dtype=bool)[rng.integers(3, size=20)]
+    wanted, _ = policy.predict(obs, action_mask=mask)
+    assert (wanted != policy.predict(obs, action_mask=np.ones_like(mask))[0]).any()
+    if kind == "onnx":
+        runtime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnx")
+        write_policy(policy, spec, kind, tmp_path / "p", {})
+        session = runtime.InferenceSession(str(tmp_path / "p"), providers=["CPUExecutionProvider"])
+        assert np.array_equal(session.run(None, {"obs": obs, "action_mask": mask})[0], wanted)
+        return
+    write_policy(policy, spec, kind, tmp_path / "p", {})
+    loaded = polyak.load_policy(tmp_path / "p")
+    assert np.array_equal(loaded.predict(obs, action_mask=mask)[0], wanted)
+    with pytest.raises(ValueError, match="predict: action_mask must be given, as masked has action masks"):
+        loaded.predict(obs)
+    if kind == "numpy":
+        assert np.array_equal(numpy_reader.load(tmp_path / "p")(obs, mask), wanted)
+
+
+@pytest.mark.slow
+def test_masks_of_a_tree_of_actions_are_inputs_by_path(tmp_path):
+    spec = EnvSpec(VECTOR, ACTIONS, "masked", has_action_mask=True)
+    policy = policy_for(spec)
+    write_policy(policy, spec, "stablehlo", tmp_path / "p", {})
+    loaded, obs = polyak.load_policy(tmp_path / "p"), np.zeros(VECTOR.shape, np.float32)
+    assert list(export_function(policy, spec).inputs) == ["obs", "action_mask/d", "action_mask/m"]
+    mask = {"b": None, "d": np.array([False, False, True]), "m": None, "z": None}
+    got, wanted = (each.predict(obs, action_mask=mask)[0] for each in (loaded, policy))
+    assert got["d"] == wanted["d"] == 4 and np.array_equal(got["m"], wanted["m"])
 
 
 def test_an_exported_policy_checks_what_it_is_given(answers, tmp_path):

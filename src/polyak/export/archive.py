@@ -20,6 +20,7 @@ from numpy.lib.format import write_array
 
 from polyak.core import spaces
 from polyak.core.spaces import EnvSpec, Space, leaf_spaces
+from polyak.export.policy_function import mask_inputs
 from polyak.policies.numpy_reader import array_of
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, parse_json, read_bytes, write_file
@@ -270,9 +271,9 @@ def _space_kinds(name: str, space: Space) -> _Kinds:
 
 
 def _check_arrays(spec: EnvSpec, inputs: _Kinds, outputs: _Kinds, what: str) -> None:
-    """Check that inputs are the observation (and `first` and the carry if recurrent), and outputs are action and carry."""
+    """Check that inputs are observation and action masks (and `first` and carry if recurrent), and outputs action and carry."""
     action = _space_kinds("action", spec.action)
     carry = outputs[len(action) :]
-    wanted = _space_kinds("obs", spec.obs) + ([("first", (), "b"), *carry] if carry else [])
+    wanted = _space_kinds("obs", spec.obs) + _kinds(mask_inputs(spec)) + ([("first", (), "b"), *carry] if carry else [])
     if inputs != wanted or outputs[: len(action)] != action or not all(name.startswith("carry") for name, _, _ in carry):
         raise ExportError(f"{what}: inputs {str(inputs)[:300]} and outputs {str(outputs)[:300]} do not fit its spaces")

@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Box, EnvSpec, Leaf, map_space, only_value, zeros
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiDiscrete, map_space, only_value, zeros
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import PyTree, TimeStep
 from polyak.export.archive import ExportError, from_members, read_export
 from polyak.export.numpy_format import check_weights
+from polyak.export.policy_function import mask_inputs
 from polyak.export.stablehlo import MEMBER, load_program
 from polyak.policies.numpy_reader import Policy as NumPyReader
-from polyak.policies.predict import AsPython, first_of_batch, obs_batch
+from polyak.policies.predict import AsPython, first_of_batch, mask_batch, obs_batch
 
 
 @short_repr("spec", "carry_spec")
@@ -41,7 +42,14 @@ class ExportedPolicy:
 
     @suggest_arguments("predict")
     def predict(
-        self, obs: Any, carry: PyTree = None, *, deterministic: bool = True, first: Any = None, key: Any = None
+        self,
+        obs: Any,
+        carry: PyTree = None,
+        *,
+        deterministic: bool = True,
+        first: Any = None,
+        action_mask: Any = None,
+        key: Any = None,
     ) -> tuple[Any, PyTree]:
         """Return the environment's action for one observation or a batch of observations, and the carry for the next call.
 
@@ -50,6 +58,7 @@ class ExportedPolicy:
             carry: returned by the previous call; None at the start of an episode.
             deterministic: must be True.
             first: one bool per observation, True if an episode begins, which resets its carry.
+            action_mask: the allowed actions; required if the environment has masks, see `predict` of other policies.
             key: not used; other policies use it to sample actions.
 
         Raises:
@@ -62,6 +71,7 @@ class ExportedPolicy:
         resets = first_of_batch(first, size, carry is None)
         inputs: list[npt.NDArray[Any]] = []
         map_space(lambda _, x: inputs.append(x), self.spec.obs, rows)
+        inputs += self._mask_arrays(mask_batch(self.spec, action_mask, batch, "predict"), size)
         if self.carry_spec:
             inputs += [resets, *self._carry_arrays(carry, size)]
         outputs = self.function(*inputs)
@@ -75,10 +85,23 @@ class ExportedPolicy:
         """Return the policy as a NumPy callable with agents' observations and actions, for a `PythonPolicy`."""
 
         def act(time_step: TimeStep, carry: PyTree, seed: int) -> tuple[PyTree, PyTree]:
-            action, carry = self.predict(self.spec.native_obs(time_step.obs), carry, first=np.asarray(time_step.first))
+            obs, mask = self.spec.native_obs(time_step.obs), time_step.action_mask
+            action, carry = self.predict(obs, carry, first=np.asarray(time_step.first), action_mask=mask)
             return self.spec.agent_action(action), carry
 
         return AsPython(self.spec, self.initial_state, act)
+
+    def _mask_arrays(self, masks: PyTree, size: int) -> list[npt.NDArray[np.bool_]]:
+        """The masks that the file's function takes, all actions allowed where a part of the tree is None."""
+        if masks is not None and not self.spec.has_action_mask:
+            raise ValueError("predict: action_mask must be None, as the exported policy is of an environment without masks")
+        if masks is None:
+            return []
+        parts: list[tuple[Leaf, Any]] = []
+        map_space(lambda leaf, mask: parts.append((leaf, mask)), self.spec.action, masks)
+        given = [mask for leaf, mask in parts if isinstance(leaf, Discrete | MultiDiscrete)]
+        wanted = mask_inputs(self.spec).values()
+        return [np.ones((size, *x.shape), bool) if mask is None else mask for x, mask in zip(wanted, given, strict=True)]
 
     def _carry_arrays(self, carry: PyTree, size: int) -> PyTree:
         if carry is None:
@@ -109,12 +132,13 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedPolicy:
         return ExportedPolicy(export.spec, program, carry_spec)
     arrays = from_members(export.members, what)
     reader = NumPyReader(export.about, arrays)
-    policy = ExportedPolicy(export.spec, lambda obs: (reader(obs),), carry_spec)
+    policy = ExportedPolicy(export.spec, lambda *inputs: (reader(*inputs),), carry_spec)
     try:
         if carry_spec:
             raise ValueError(f"it is recurrent, with the carry {list(carry_spec)}")
         check_weights(export.spec, export.about, arrays)
-        policy.predict(zeros(export.spec.obs))
+        masks = [np.ones(x.shape, bool) for x in mask_inputs(export.spec).values()]
+        policy.predict(zeros(export.spec.obs), action_mask=masks[0] if masks else None)
     except Exception as error:
         raise ExportError(f"{what}: its weights do not make a policy: {error!r}") from None
     return policy

@@ -20,8 +20,6 @@ def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any]
         raise ValueError(f"the observation is {spec.obs}"[:300])
     if not isinstance(spec.action, Box | Discrete):
         raise ValueError(f"the action is {spec.action}"[:300])
-    if spec.has_action_mask:
-        raise ValueError("the environment has action masks")
     divide = spec.obs.byte_scale if spec.obs.dtype == np.uint8 else 1.0
     action = spec.action
     if isinstance(action, Discrete):

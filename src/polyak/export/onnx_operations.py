@@ -106,6 +106,10 @@ def _reduce(operation: str) -> Translation:
     return lambda graph, equation, inputs: graph.add(operation, [inputs[0], _vector(equation.params["axes"])], keepdims=0)
 
 
+def _reduce_or(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
+    return graph.cast(_reduce("ReduceMax")(graph, equation, [graph.cast(inputs[0], np.dtype(np.int32))]), np.dtype(bool))
+
+
 def _select(graph: Graph, equation: Any, inputs: list[Any]) -> Any:
     if len(inputs) != 3 or equation.invars[0].aval.dtype != np.bool_:
         raise ExportError("export: format onnx selects between two arrays by a bool, nothing else")
@@ -182,6 +186,7 @@ OPERATIONS: dict[str, Translation] = {
     "log1p": lambda graph, equation, x: graph.add("Log", [graph.add("Add", [*x, _number_like(equation, 1)])]),
     "ne": lambda graph, equation, x: graph.add("Not", [graph.add("Equal", x)]),
     "reduce_max": _reduce("ReduceMax"),
+    "reduce_or": _reduce_or,
     "reduce_min": _reduce("ReduceMin"),
     "reduce_sum": _reduce("ReduceSum"),
     "reshape": lambda graph, equation, x: _reshape(graph, x[0], equation.params["new_sizes"]),

@@ -85,12 +85,13 @@ class Policy:
     def __init__(self, about: Any, arrays: Any) -> None:
         self.about, self.arrays = about, arrays
 
-    def __call__(self, obs: Any) -> Any:
-        """The environment's actions for observations `[N, ...]`."""
+    def __call__(self, obs: Any, action_mask: Any = None) -> Any:
+        """The environment's actions for observations `[N, ...]`; `action_mask` `[N, n]` is True where an action is allowed."""
         about, a = self.about, self.arrays
         x = np.asarray(obs).astype(np.float32).reshape(len(obs), -1) / np.float32(about["divide"])
         x = make_network(a, about["layers"], about["activation"])(x)
         if about["action"] == "discrete":
+            x = x if action_mask is None else np.where(action_mask, x, -np.inf)
             return (x.argmax(axis=1) + about["start"]).astype(np.int32)
         if about["tanh"]:
             x = np.tanh(x)

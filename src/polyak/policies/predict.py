@@ -91,7 +91,7 @@ def predict(
     if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
     resets = first_of_batch(first, size, carry is None)
-    mask = _mask_batch(spec, action_mask, batch, "predict")
+    mask = mask_batch(spec, action_mask, batch, "predict")
     form = _form_of(self) if deterministic and mask is None else None
     if form is not None and form.numpy_mode is not None and size <= form.numpy_mode[0]:
         # An overflow in the network is silent in JAX too.
@@ -177,7 +177,7 @@ class AsPython:
             raise TypeError("as_python: the policy is recurrent; call initial_state(batch_size) and action(time_step, carry)")
         batched, batch = obs_batch(self.spec.obs, obs, owner="as_python")
         size = batch or 1
-        mask = _mask_batch(self.spec, action_mask, batch, "as_python")
+        mask = mask_batch(self.spec, action_mask, batch, "as_python")
         action = self.action(_time_step(batched, size, np.ones(size, bool), mask), self._initial_state(size), seed).action
         return action if batch else only_value(self.spec.action, action)
 
@@ -287,7 +287,7 @@ def _obs_leaf(name: str, spec: ArraySpec, leaf: Any, batch: int | None, native: 
     return array.astype(spec.dtype).reshape(batch or 1, *spec.shape)
 
 
-def _mask_batch(spec: EnvSpec, action_mask: Any, batch: int | None, owner: str) -> PyTree:
+def mask_batch(spec: EnvSpec, action_mask: Any, batch: int | None, owner: str) -> PyTree:
     """The mask in the tree of the action space, with a batch axis; None for the parts that are not masked.
 
     Raises:
