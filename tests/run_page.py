@@ -22,7 +22,7 @@ TINY_OF = {
 }
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
-NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "mkdocs", "bash", "pre-commit"}
+NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "bash", "pre-commit"}
 
 
 def blocks(text, languages="python|sh"):
