@@ -60,6 +60,12 @@ class ApiReference(griffe.Extension):
         if node.returns is not None and SHAPE.search(text := ast.unparse(node.returns)):
             func.returns = text.replace("'", '"')
 
+    def on_attribute_instance(self, *, node: Any, attr: griffe.Attribute, **kwargs: Any) -> None:
+        """Keep the shapes of fields and properties too."""
+        annotation = getattr(node, "returns" if isinstance(node, ast.FunctionDef) else "annotation", None)
+        if annotation is not None and SHAPE.search(text := ast.unparse(annotation)):
+            attr.annotation = text.replace("'", '"')
+
 
 def in_entries(docstring: str, change: Callable[[str, str], list[tuple[str, str]]]) -> str:
     """The docstring with each entry of its arguments or attributes replaced by those that `change(names, text)` returns."""

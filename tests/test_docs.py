@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import html
 import importlib
 import inspect
 import json
@@ -310,6 +311,13 @@ def test_the_api_reference_states_the_defaults_of_settings(site):
     assert "1 the return up to the end of the rollout. Default: 0.95." in text
     settings = [name for name in ("PPO", "DQN", "SAC") for name in inspect.signature(getattr(polyak, name)).parameters]
     assert text.count(" Default: ") >= len(settings) - 3, "all but spec have a default"
+
+
+@pytest.mark.slow
+def test_the_api_reference_keeps_shapes_as_they_are_written(site):
+    for page in (site / "api").rglob("*.html"):
+        text = html.unescape(re.sub("<[^>]+>", "", page.read_text()))
+        assert not re.findall(r"\w+\[Array, '[^]]*\]", text), page
 
 
 @pytest.mark.slow
