@@ -63,7 +63,7 @@ def export_function(policy: Policy, spec: EnvSpec) -> ExportFunction:
 
 
 def mask_inputs(spec: EnvSpec) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the inputs for action masks: one bool for each action of a Discrete, `sum(nvec)` of a MultiDiscrete; {} without masks."""
+    """Return the inputs for action masks: a bool for each action of a Discrete, `sum(nvec)` of a MultiDiscrete; else {}."""
     sizes = {
         _join("action_mask", path): leaf.n if isinstance(leaf, Discrete) else sum(leaf.nvec)
         for path, leaf in leaf_spaces(spec.action)
