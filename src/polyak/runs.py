@@ -28,7 +28,7 @@ from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
 
-FORMAT = 3
+FORMAT = 4
 
 MAX_SEED = 2**32 - 1
 """Maximum seed of a run."""
