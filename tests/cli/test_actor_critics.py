@@ -118,7 +118,7 @@ def test_two_critics_of_ddpg_are_rejected_before_a_run_begins(tmp_path, monkeypa
 def test_a_new_recurrent_network_gets_minibatches_of_whole_environments(capsys):
     agent = polyak.PPO(polyak.envs.make("jax/CartPole-v1").spec)
     flags = NetworkFlags(network="lstm")
-    assert change_parts("ppo", agent, flags, ReplayFlags(), 100, 12).num_minibatches == 4
+    assert change_parts("ppo", agent, flags, ReplayFlags(), 100, num_envs=12).num_minibatches == 4
     assert "num_minibatches=4: minibatches of a recurrent network are whole environments" in capsys.readouterr().out
     assert change_parts("ppo", agent, flags, ReplayFlags(), 100).num_minibatches == agent.num_minibatches
     assert capsys.readouterr().out == ""

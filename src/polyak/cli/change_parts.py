@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from polyak.cli.flags import UsageError
@@ -30,13 +31,15 @@ def change_parts(
     network_flags: NetworkFlags,
     replay_flags: ReplayFlags,
     env_steps: int,
-    max_minibatches: int = 0,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    num_envs: int = 0,
 ) -> Agent:
     """Return the agent with the networks and the replay set by flags; a recurrent network implies a replay of sequences.
 
     Args:
-        max_minibatches: with a new recurrent network, whose minibatches are whole environments, `num_minibatches` becomes its
-            largest divisor that divides this number too; 0 keeps it.
+        settings: the settings that flags change.
+        num_envs: with a new recurrent network, whose minibatches are whole environments, `num_minibatches` becomes its largest
+            divisor that divides this number too, unless it is among the settings; 0 keeps it.
 
     Raises:
         UsageError: the agent has no such setting, or would no longer explore.
@@ -52,10 +55,10 @@ def change_parts(
     if "replay" in fields:
         kind = "sequence" if isinstance(networks.get("network"), RecurrentNetwork) else None
         parts["replay"] = changed_replay(fields["replay"], replay_flags, kind, env_steps)
-    if "num_minibatches" in fields and isinstance(networks.get("network"), RecurrentNetwork):
-        parts["num_minibatches"] = count = math.gcd(fields["num_minibatches"], max_minibatches)
+    if "num_minibatches" in fields.keys() - settings.keys() and isinstance(networks.get("network"), RecurrentNetwork):
+        parts["num_minibatches"] = count = math.gcd(fields["num_minibatches"], num_envs)
         if count != fields["num_minibatches"]:
-            print(f"num_minibatches={count}: minibatches of a recurrent network are whole environments, of {max_minibatches}")
+            print(f"num_minibatches={count}: minibatches of a recurrent network are whole environments, of {num_envs}")
     changed: Any = dataclasses.replace(agent, **parts) if parts else agent  # type: ignore[type-var]
     # Rainbow explores only by the noise of its network.
     if "network" in networks and is_noisy(fields["network"]) and not is_noisy(changed.network) and changed.epsilon == 0:

@@ -107,8 +107,7 @@ def train_new_run(
             else:
                 agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
             name = algorithm or type(agent).__name__
-            most = 0 if "num_minibatches" in settings else flags.num_envs
-            agent = change_parts(name, agent, network_flags, replay_flags, flags.env_steps, most)
+            agent = change_parts(name, agent, network_flags, replay_flags, flags.env_steps, settings, flags.num_envs)
             if not flags.checkpoint_replay and not isinstance(agent, HasReplay):
                 raise UsageError(f"--no-checkpoint-replay: {name} has no replay")
             is_free = flags.devices is None and learners is None
