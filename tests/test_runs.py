@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import polyak
 from polyak.agents import AGENTS, agent_class
-from polyak.runs import RunConfig, read_config, run_key
+from polyak.runs import FORMAT, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_progress
@@ -228,8 +228,8 @@ def test_newer_format_is_rejected(run_and_policy, tmp_path):
     directory, _ = run_and_policy
     config = open_run(directory).read_config()
     with (
-        create(tmp_path / "run", {**config, "format": 4}) as run,
-        pytest.raises(ConfigError, match="has format 4, this version reads 3; upgrade polyak"),
+        create(tmp_path / "run", {**config, "format": FORMAT + 1}) as run,
+        pytest.raises(ConfigError, match=rf"has format {FORMAT + 1}, this version reads {FORMAT}; upgrade polyak"),
     ):
         read_config(run)
 
