@@ -157,7 +157,9 @@ def test_a_config_comes_back_as_it_was(run_and_policy):
     [
         ("num_envs", 0, r"num_envs must be an integer in \[1, 1048576\], got 0"),
         ("env_steps", -5, "env_steps must be an integer >= 1, got -5"),
-        ("devices", 0, "devices must be an integer >= 1, got 0"),
+        ("devices", 0, r"devices must be an integer in \[1, 1024\], got 0"),
+        # JAX would abort the process.
+        ("devices", 20_000, r"devices must be an integer in \[1, 1024\], got 20000"),
         ("checkpoint_every", 0, "checkpoint_every must be an integer >= 1, got 0"),
         ("report_every", 0, "report_every must be an integer >= 1 or None, got 0"),
         ("final_eval_episodes", -1, "final_eval_episodes must be an integer >= 0 or None, got -1"),

@@ -36,8 +36,8 @@ MAX_SEED = 2**32 - 1
 MAX_NUM_ENVS = 2**20
 """Maximum number of environments of a run, so that a config.json cannot exhaust the memory."""
 
-# JAX creates all threads at startup, and hangs with 100,000 of them.
-MAX_THREADS = 1024
+# JAX creates all threads and devices at startup, hangs with 100,000 threads, and aborts with 20,000 devices.
+MAX_THREADS = MAX_DEVICES = 1024
 
 MAX_WORKERS = 2**12
 """Maximum number of worker processes of a run."""
@@ -151,11 +151,12 @@ class RunConfig:
                 raise TypeError(f"run: {name} must be a str, got {value!r}")
             if not value.isprintable():
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
-        for name in ("env_steps", "devices", "checkpoint_every", "learners", "eval_max_steps"):
+        for name in ("env_steps", "checkpoint_every", "learners", "eval_max_steps"):
             check_integer("run", name, getattr(self, name))
         for name in ("report_every", "eval_every"):
             check_integer("run", name, getattr(self, name), optional=True)
         check_integer("run", "num_envs", self.num_envs, at_most=MAX_NUM_ENVS)
+        check_integer("run", "devices", self.devices, at_most=MAX_DEVICES)
         check_integer("run", "threads", self.threads, at_most=MAX_THREADS, optional=True)
         check_integer("run", "workers", self.workers, at_most=MAX_WORKERS, optional=True)
         check_integer("run", "lag", self.lag, at_least=0, at_most=MAX_LAG)

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import polyak
 from polyak.agents import AGENTS
-from polyak.cli import main
+from polyak.cli import main, new_run
 from polyak.cli.train import without_garbage_collection
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import read_manifest, restore, steps
@@ -222,7 +222,7 @@ import contextlib, io, json, os, sys
 found = {{}}
 for extra, (module, env) in {EXTRAS}.items():
     sys.modules[module] = None
-    from polyak.cli import main
+    from polyak.cli import main, new_run
     with contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(["train", "ppo", env])
     found[extra] = code, err.getvalue(), os.listdir()
@@ -353,6 +353,15 @@ def test_a_directory_in_use_is_rejected(make, seeds, command, workdir):
     assert code == 2
     assert err.startswith("error: taken: ")
     assert sorted(workdir.rglob("*")) == before
+
+
+def test_commands_that_start_in_the_same_second_have_directories_of_their_own(monkeypatch):
+    monkeypatch.setattr(new_run.time, "strftime", lambda form: "20260101-000000")
+    names = []
+    for process in (1, 2):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        names.append(new_run._run_directory("ppo", "CartPole-v1", seed=0))
+    assert names[0] != names[1] and names[0].name.startswith("ppo-CartPole-v1-0-20260101-000000")
 
 
 def test_a_directory_that_cannot_be_created_is_rejected(command):

@@ -177,7 +177,7 @@ class TrainFlags:
     """seed of all randomness"""
     seeds: int = 1
     """number of seeds to train, from --seed on: in parallel in the compiled loop, else one after another"""
-    run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME", "PATH")] = None
+    run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME-PID", "PATH")] = None
     """run directory; must be new or empty"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     (

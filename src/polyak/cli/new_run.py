@@ -1,6 +1,7 @@
 """Trains in a new run directory, from the flags of `polyak train`."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -259,5 +260,6 @@ def _check(flags: TrainFlags) -> None:
 
 
 def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:
-    now = time.strftime("%Y%m%d-%H%M%S")
+    # The process too, as several commands may start in the same second.
+    now = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return Path("runs") / f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}-{seed}-{now}"
