@@ -17,6 +17,8 @@ ALLOWED = {
     # The name of this host, in a lock's message and in a file's name.
     "storage/lock.py": {"socket"},
     "storage/writers.py": {"socket"},
+    # Time limits of the pipes to its own processes.
+    "envs/process_workers.py": {"socket"},
     # Its format of files, not its server.
     "storage/tensorboard.py": {"tensorboard"},
     # The caller's own tracking, in a callback that is asked for.

@@ -4,6 +4,8 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import gymnasium
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from polyak import envs
+from polyak.envs import process_workers
 from tests.envs import oracle, toys
 
 
@@ -192,6 +195,51 @@ def test_a_worker_that_does_not_return_in_time_is_reported_with_its_index():
     assert multiprocessing.active_children() == []
 
 
+class Large(gymnasium.Env):
+    """Observations and actions of 4 MB, more than a pipe holds."""
+
+    observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1_000_000,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1_000_000, np.float32), {}
+
+    def step(self, action):
+        return *self.reset()[:1], 0.0, False, False, {}
+
+
+def stopped_large(group):
+    """Stop the second worker, and wait a second for it from now on."""
+    group.timeout = 1.0
+    for pipe in group.pipes:
+        process_workers._limit_waits(pipe, 1.0)
+    os.kill(group.processes[1].pid, signal.SIGSTOP)
+
+
+def test_a_worker_that_stops_in_the_middle_of_its_answer_is_reported():
+    env = made(Large, timeout=20.0)
+    env.reset(0)
+    group = env._batch.group
+    # Nobody reads, so the answer ends where the pipe is full.
+    group.pipes[1].send((group.call_number, "step", (np.zeros(1_000_000, np.float32), False)))
+    time.sleep(0.5)
+    stopped_large(group)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"env 1 did not return from step\(\) within timeout=1 s"):
+        group.pipes[0].send((group.call_number, "step", (np.zeros(1_000_000, np.float32), False)))
+        group._results("step")
+    assert time.monotonic() - start < 5
+
+
+def test_a_worker_that_reads_no_argument_is_reported():
+    env = made(Large, timeout=20.0)
+    env.reset(0)
+    stopped_large(env._batch.group)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"env 1 did not return from step\(\) within timeout=1 s"):
+        env.step(np.zeros((2, 1_000_000), np.float32))
+    assert time.monotonic() - start < 5
+
+
 def test_close_ends_even_a_worker_that_hangs_within_two_seconds():
     env = made(functools.partial(toys.Faulty, on_close=toys.sleep_long))
     env.reset(0)
@@ -248,3 +296,26 @@ def test_workers_end_when_their_trainer_is_gone():
     del env
     process.join(5)
     assert process.exitcode == 0
+
+
+@pytest.mark.slow
+def test_a_worker_in_a_step_that_does_not_end_dies_with_its_trainer(tmp_path):
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import os, sys, time, gymnasium\n"
+        "from polyak import envs\n"
+        "class Endless(gymnasium.Env):\n"
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        print(os.getpid(), flush=True)\n"
+        "        time.sleep(1000)\n"
+        "if __name__ == '__main__':\n"
+        "    envs.make(Endless, vectorization='async').reset(0)\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as trainer:
+        worker = int(trainer.stdout.readline())
+        trainer.kill()
+    ends = time.monotonic() + 10
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{worker}")

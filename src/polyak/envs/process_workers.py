@@ -6,7 +6,11 @@ No JAX here.
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import socket
+import struct
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -56,6 +60,7 @@ class WorkerProcesses:
             process.start()
             # The worker must have the only other end, so that each side detects the death of the other at once.
             worker_end.close()
+            _limit_waits(own_end, timeout)
             self.pipes.append(own_end)
             self.processes.append(process)
         try:
@@ -76,6 +81,8 @@ class WorkerProcesses:
         for index, (pipe, args) in enumerate(zip(self.pipes, arguments, strict=True)):
             try:
                 pipe.send((self.call_number, method, args))
+            except BlockingIOError:
+                self._raise_timeout(index, method)
             except OSError:
                 self._raise_dead(index, method)
         return self._results(method)
@@ -92,6 +99,7 @@ class WorkerProcesses:
         self.call_number += 1
         for pipe in pipes:
             with contextlib.suppress(OSError):
+                _limit_waits(pipe, CLOSE_SECONDS)
                 pipe.send((self.call_number, "close", ()))
         deadline = time.monotonic() + CLOSE_SECONDS
         for index, pipe in enumerate(pipes):
@@ -111,6 +119,8 @@ class WorkerProcesses:
         for index, pipe in enumerate(self.pipes):
             try:
                 status, result = self._receive(pipe, deadline)
+            except BlockingIOError:
+                self._raise_timeout(index, method)
             except (EOFError, OSError):
                 self._raise_dead(index, method)
             if status == "late":
@@ -132,7 +142,8 @@ class WorkerProcesses:
         return "late", None
 
     def _raise_timeout(self, first: int, method: str) -> NoReturn:
-        late = ", ".join(str(index) for index, pipe in enumerate(self.pipes) if index >= first and not pipe.poll(0))
+        others = (index for index, pipe in enumerate(self.pipes) if index > first and not pipe.poll(0))
+        late = ", ".join(map(str, (first, *others)))
         self._kill()
         hint = GUARD_HINT if method == "start" else ""
         raise TimeoutError(f"{self.name}: env {late} did not return from {method}() within timeout={self.timeout:g} s{hint}")
@@ -163,6 +174,23 @@ class WorkerProcesses:
         raise error
 
 
+def _limit_waits(pipe: Connection, seconds: float) -> None:
+    """Make a read or write raise BlockingIOError after so many seconds without a byte: `poll` awaits only the first byte."""
+    limit = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _exit_with_trainer() -> None:
+    """Exit a second after the death of the trainer, also from a step that does not end."""
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "runs in a worker"
+    trainer.join()
+    time.sleep(CLOSE_SECONDS)
+    os._exit(1)
+
+
 def _end(processes: Sequence[BaseProcess], deadline: float) -> None:
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -179,6 +207,7 @@ def _run_worker(pipe: Connection, make: CloudpickleWrapper, name: str, index: in
     """Create the environment and run method calls until `close`."""
     # Ctrl-C is sent to all processes of the group; the trainer handles it and still needs its environments.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_trainer, daemon=True).start()
     try:
         env = SingleEnv(make(), name, index, options)
         pipe.send((0, "done", (env.env.observation_space, env.env.action_space)))
