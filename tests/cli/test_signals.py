@@ -171,6 +171,19 @@ def test_a_signal_while_learners_wait_for_machines_has_its_exit_code(capsys):
     assert capsys.readouterr().err == "error: stopped while waiting\n"
 
 
+@pytest.mark.parametrize(
+    "handler", [signal.SIG_IGN, signal.SIG_DFL, lambda number, frame: None], ids=["ignore", "default", "own"]
+)
+def test_a_handler_that_an_environment_has_replaced_is_restored_with_a_warning(handler):
+    with signals.handle_signals() as caught:
+        signal.signal(signal.SIGTERM, handler)
+        with pytest.warns(UserWarning, match="has replaced the handler of SIGTERM"):
+            assert not caught.stop_requested()
+        signal.raise_signal(signal.SIGTERM)
+        assert caught.stop_requested() and caught.exit_code == 143
+    assert not caught.handlers
+
+
 def test_without_a_signal_the_exit_code_is_0():
     with signals.handle_signals() as caught:
         pass

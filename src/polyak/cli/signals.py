@@ -5,11 +5,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from polyak.core.output import discard_output
+from polyak.core.warn import warn
 
 GRACE_SECONDS = 4.5
 
@@ -25,10 +26,16 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class Signals:
-    """Records the first signal received."""
+    """Records the first signal received.
+
+    Attributes:
+        received: number of the signal.
+        handlers: handlers in place, by number.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.handlers: dict[int, Callable[[int, FrameType | None], None]] = {}
 
     @property
     def exit_code(self) -> int:
@@ -36,7 +43,13 @@ class Signals:
         return 0 if self.received is None else 128 + self.received
 
     def stop_requested(self) -> bool:
-        """The `should_stop` of a training loop."""
+        """The `should_stop` of a training loop. Restores handlers that an environment has replaced, and warns of them."""
+        for number, handler in self.handlers.items():
+            if signal.getsignal(number) is not handler and threading.current_thread() is threading.main_thread():
+                signal.signal(number, handler)
+                warn(
+                    f"user code, such as the environment, has replaced the handler of {NAMES[number]}; it stops training again"
+                )
         return self.received is not None
 
 
@@ -83,6 +96,7 @@ def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST)
 
     has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     before = {number: signal.signal(number, record) for number in NAMES if number != signal.SIGHUP or not has_nohup}
+    signals.handlers = dict.fromkeys(before, record)
     wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     watcher = threading.Thread(target=watch, name="polyak-signals", daemon=True)
     watcher.start()
@@ -90,6 +104,7 @@ def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST)
         yield signals
     finally:
         done.set()
+        signals.handlers = {}
         signal.set_wakeup_fd(wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)
