@@ -88,6 +88,7 @@ def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_res
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:polyak.resume. learning_rate stays")
 def test_a_damaged_replay_is_noticed_where_it_is_needed_and_only_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = f"{SETTINGS} --eval-episodes 0".replace("--capacity 128", "--capacity 2000")

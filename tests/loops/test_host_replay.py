@@ -18,6 +18,7 @@ from polyak.loops import host_replay
 from polyak.loops.host_replay import check_replay_on
 from polyak.loops.loop import Reporter
 from polyak.loops.replay_memory import check_memory
+from polyak.ops.schedules import StepCount
 from polyak.replay.drawn import Errors
 from polyak.storage import checkpoint
 from tests.selection import quick
@@ -146,7 +147,7 @@ def prioritized_agent():
 @pytest.mark.slow
 def test_no_batches_are_drawn_before_learning_starts():
     agent = prioritized_agent()
-    replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(0))
+    replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, StepCount.of(0))
     assert int(replay.size) == 8 and int(drawn.env_steps) == 16 and not drawn.priorities.is_learning
     assert drawn.batches.reward.shape == (8, 4) and not any(np.any(x) for x in jax.tree.leaves(drawn.batches))
 
@@ -155,7 +156,7 @@ def test_no_batches_are_drawn_before_learning_starts():
 @pytest.mark.parametrize("is_learning", [True, False])
 def test_errors_become_the_priorities_of_the_rows_that_were_drawn(is_learning):
     agent = prioritized_agent()
-    replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, jnp.uint32(100))
+    replay, drawn = agent.draw_batches(agent.init(KEY).replay, rollout_of(agent.spec), KEY, StepCount.of(100))
     assert drawn.batches.reward.shape == (8, 4) and int(drawn.env_steps) == 116
     sizes = jnp.arange(1.0, 33.0).reshape(8, 4)
     after = agent.return_errors(replay, Errors(drawn.priorities.index, sizes, jnp.int32(8), jnp.asarray(is_learning)))

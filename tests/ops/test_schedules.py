@@ -214,3 +214,11 @@ def test_scheduled_tau_stays_within_its_bounds():
         np.testing.assert_allclose(target["w"], expected, rtol=1e-6)
     with pytest.raises(ValueError, match=r"Follow: tau.start must be a number in \[0, 1\], got 2.0"):
         Follow(Exponential(2.0))
+
+
+@pytest.mark.parametrize("wide", [np.int64(6_000_000_000), np.array(6_000_000_000), np.array([6_000_000_000])], ids=str)
+def test_numpy_counts_and_boundaries_beyond_32_bits_keep_their_value(wide):
+    assert int(np.asarray(StepCount.of(wide).as_float()).max()) == pytest.approx(6e9)
+    if wide.ndim == 0:
+        schedule = Piecewise((1.0, 2.0), (wide,))
+        assert [float(schedule(steps)) for steps in (5_999_999_000, 6_000_000_000)] == [1.0, 2.0]

@@ -125,7 +125,7 @@ def test_a_rollout_that_is_longer_than_the_training_is_said_before(env_steps, is
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     with pytest.raises(RuntimeError, match="nothing is trained"):
         polyak.train.run(polyak.PPO(env.spec, **SMALL), env, env_steps=env_steps)
-    said = "trains on one rollout of num_steps * num_envs = 16 steps, more than env_steps"
+    said = "trains on one rollout of num_steps * num_envs = 16 steps, not 15"
     assert (said in capsys.readouterr().out) == is_said
 
 

@@ -34,7 +34,7 @@ exit codes: 0 success, 1 runtime error, 2 usage error, 129 terminal closed, 130 
 
 
 PLAIN = {"±": "+-", "…": "..."}
-"""What stands for characters that an encoding lacks."""
+"""Replacements of characters that an encoding lacks."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

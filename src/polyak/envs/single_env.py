@@ -121,7 +121,7 @@ class SingleEnv:
         is_last = terminated or truncated
         mask = self._mask(info, is_last)
         values = read_info(info, self.info_metrics, is_last, self.location) if is_last or self.info_metrics else {}
-        if is_last and self._recorder is not None:
+        if truncated and not terminated and self._recorder is not None:
             # The recorder puts nothing into `info` where a wrapper outside of it, such as TimeLimit, ends the episode.
             values.setdefault(RETURN, float(self._recorder.episode_returns))
         return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask, values

@@ -27,7 +27,8 @@ Location = Callable[[int], str]
 class ResolutionCheck:
     """Warns once of observations that change by less than float32 resolves, of which agents see no change.
 
-    Of numbers of at least 16,384 (there float32 resolves 0.002), a tenth of the changes in the first steps must be lost.
+    It warns if float32 loses more than a tenth of the changes of an entry in the first steps, where the entry is at least
+    16,384 (float32 resolves 0.002 there).
 
     Args:
         name: the array's name in the warning.

@@ -205,8 +205,8 @@ def _draw(
     rollout: Rollout,
     key: PRNGKeyArray,
     iteration: UInt32[Array, ""],
-    env_steps: UInt32[Array, ""],
-) -> tuple[PyTree, PyTree, tuple[UInt32[Array, ""], UInt32[Array, ""]]]:
+    env_steps: PyTree,
+) -> tuple[PyTree, PyTree, tuple[UInt32[Array, ""], PyTree]]:
     """Draw batches; returns the replay, the batches, and the iteration and env_steps after the update."""
     update_key = iteration_keys(key, iteration, agent.num_steps).update
     replay, drawn = agent.draw_batches(replay, rollout, update_key, env_steps)

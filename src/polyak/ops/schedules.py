@@ -34,9 +34,11 @@ class StepCount:
         """The count of a number or an array of integers or floats; a `StepCount` itself."""
         if isinstance(count, StepCount):
             return count
-        if isinstance(count, int | float):
+        if isinstance(count, int | float | np.integer | np.floating):
             high, low = divmod(min(int(count), MAX_STEPS), 2**32)
             return cls(jnp.uint32(low), jnp.uint32(high))
+        if isinstance(count, np.ndarray) and count.dtype.kind in "iu" and count.dtype.itemsize == 8:
+            return cls(jnp.asarray(count % 2**32, jnp.uint32), jnp.asarray(count // 2**32, jnp.uint32))
         array = jnp.asarray(count)
         if not jnp.issubdtype(array.dtype, jnp.floating):
             return cls(array.astype(jnp.uint32), jnp.zeros(array.shape, jnp.uint32))

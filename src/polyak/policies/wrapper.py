@@ -7,7 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.checks import check_number
@@ -15,7 +14,7 @@ from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.struct import struct
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
-from polyak.ops.schedules import StepCount
+from polyak.ops.schedules import MAX_STEPS, StepCount
 from polyak.policies.predict import PolicyWithSpec, predict
 
 
@@ -145,11 +144,11 @@ def check_env_steps(policy: Any) -> None:
     """Check the field `env_steps`, which the schedules of a policy follow, and make it a leaf that `jit` takes.
 
     Raises:
-        TypeError, ValueError: the value is no number, negative, or more than 2³² - 1.
+        TypeError, ValueError: the value is no number, negative, or more than 2⁶³.
     """
     env_steps = policy.env_steps
     if isinstance(env_steps, StepCount):
         return
-    check_number(type(policy).__name__, "env_steps", env_steps, at_least=0, at_most=2**32 - 1)
+    check_number(type(policy).__name__, "env_steps", env_steps, at_least=0, at_most=MAX_STEPS)
     # `jit` rejects a Python int of more than 31 bits.
-    object.__setattr__(policy, "env_steps", np.uint32(env_steps) if isinstance(env_steps, int) else env_steps)
+    object.__setattr__(policy, "env_steps", StepCount.of(env_steps) if isinstance(env_steps, int) else env_steps)

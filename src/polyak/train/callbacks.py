@@ -67,7 +67,7 @@ def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback
 
 
 def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, float]], None]:
-    """Return a function to call at every report; it warns once if the metric is missing after an evaluation and a fifth."""
+    """Return a function to call at every report; it warns once if a fifth of training lacks the metric."""
     is_known = False
 
     def warn_if_missing(progress: Progress, metrics: Mapping[str, float]) -> None:
@@ -117,7 +117,7 @@ def log_to_mlflow() -> Callback:
 
 
 def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, action_mask_key: str | None = None) -> Callback:
-    """Record one episode of the greedy policy every `every` env_steps and at the end, as `FOLDER/ENV_STEPS.mp4`.
+    """Record one episode of the greedy policy every `every` env_steps and at the last one, as `FOLDER/ENV_STEPS.mp4`.
 
     A longer episode is cut after 100,000 steps, with a warning.
 

@@ -117,9 +117,9 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             watch_workers(training.env.group, run, console)
             training.env.group.should_stop = should_stop
         display = stack.enter_context(show_progress(console, training.title, config.env_steps, start.env_steps))
-        rollout = config.agent.num_steps * training.env.num_envs
-        if config.env_steps - start.env_steps < rollout:
-            display.print_text(f"trains on one rollout of num_steps * num_envs = {rollout:,} steps, more than env_steps")
+        rollout, left = config.agent.num_steps * training.env.num_envs, config.env_steps - start.env_steps
+        if 0 < left < rollout:
+            display.print_text(f"trains on one rollout of num_steps * num_envs = {rollout:,} steps, not {left:,}")
         evaluation = stack.enter_context(periodic_evaluation(training, display))
         trained: TrainResult = loop(
             config.agent,
