@@ -12,7 +12,7 @@ WRONG = {
     "online": ([1.0], TypeError, "online must be a Follow"),
     "optimizer": (["adam", 1e-3, optax.adam], TypeError, r"optimizer must be an optax\.GradientTransformation or None, got"),
     "network": ([Line, lambda obs: obs], TypeError, r"network must be a Network, such as FlaxNNX\(make\), got"),
-    "shared": ([Follow(), 1, None], TypeError, r"shared must be True or False, got .*; online=Follow\(\.\.\.\) says how"),
+    "shared": ([Follow(), 1, None], TypeError, r"shared must be True or False, got .*; pass its rule as online=Follow\("),
     "name": ([3, None], TypeError, "name must be a string, got"),
 }
 

@@ -1,6 +1,7 @@
 """Parses the arguments of a command with tyro."""
 
 import dataclasses
+import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -41,9 +42,12 @@ def parse(
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
     for flag in unknown_flags(kind, arguments):
-        if (name := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
-            raise UsageError(f"in polyak {flag} is {name}")
-        if others := owners(flag.removeprefix("--").removeprefix("no-").replace("-", "_")):
+        if (name_here := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
+            raise UsageError(f"in polyak {flag} is {name_here}")
+        # The settings of all algorithms take 0.1 s to read, which `--help` and a misspelt flag need not wait for.
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        is_misspelt = difflib.get_close_matches(name, [*field_names(kind), "help"], n=1, cutoff=0.8)
+        if not is_misspelt and (others := owners(name)):
             raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it")
     _check_switches(kind, arguments)
     # Every flag has a docstring; the search for comments in files would take a third of the time.
