@@ -180,7 +180,7 @@ def test_64_bit_declarations_become_32_bit_and_non_arrays_are_rejected():
     carry = initial_carry_values({"x": np.zeros(3), "n": np.array(7)}, 2)
     assert carry["x"].dtype == np.float32 and carry["n"].dtype == np.int32 and carry["n"].tolist() == [7, 7]
     assert jax.tree.map(lambda x: x.dtype, held.batch(carry, 2)) == {"x": np.float32, "n": np.int32}
-    with pytest.raises(TypeError, match=r"arrays at 'n', e.g. np.int32\(0\), got 0"):
+    with pytest.raises(TypeError, match=r"arrays of numbers at 'n', e.g. np.int32\(0\), got 0"):
         specs_like({"n": 0})
 
 
