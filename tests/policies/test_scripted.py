@@ -240,9 +240,9 @@ def test_a_script_may_end_where_another_policy_was_chosen():
         (lambda: Mixture(()), "Mixture: policies must be a tuple of at least one policy"),
         (lambda: Mixture((constant(0), 3)), r"Mixture: policies\[1\]: policy must have initial_state"),
         (lambda: Mixture((constant(0), Uniform(BOX))), r"Mixture: action of policies\[0\]'s spec is .* of policies\[1\]'s Box"),
-        (lambda: mixture((1.0, -1.0)), "Mixture: weights must be 0 or more"),
+        (lambda: mixture((1.0, -1.0)), "Mixture: weights must be at least 0"),
         (lambda: mixture((0.0, 0.0)), "Mixture: weights must be at least 0, and at least one above 0"),
-        (lambda: mixture((1.0, np.nan)), "Mixture: weights must be 0 or more"),
+        (lambda: mixture((1.0, np.nan)), "Mixture: weights must be at least 0"),
         (lambda: Mixture((constant(0),), (1.0, 1.0)), "Mixture: weights must be 1 numbers, one for each policy"),
     ],
 )
