@@ -55,6 +55,8 @@ LONGER = {
     "tests/loops/test_loops.py": _TRAININGS,
     "tests/loops/test_replay_memory.py": _TRAININGS,
     "tests/networks/test_actor_critic.py": "compiles each network for each kind of space",
+    "tests/policies/test_sde.py": "compiles state-dependent exploration for each agent",
+    "tests/policies/python/test_policy.py": "waits for Python policies that hang, and compiles programs around them",
     "tests/presets/test_presets.py": "makes the agent of every preset",
     "tests/replay/test_datasets.py": _TRAININGS,
     "tests/replay/test_frames.py": _TRAININGS,
