@@ -22,7 +22,7 @@ def test_observation_with_wrong_tree_or_length_is_rejected():
     x, flags = np.zeros((B, 2), np.float32), np.zeros(B, bool)
     act = policy.direct_call()
     assert act(TimeStep({"x": x, "y": x}, *[flags] * 4), (), None).action.tolist() == [0] * B
-    for obs, says in (({"x": x, "z": x}, "obs must have the tree of"), ({"x": x, "y": x[:2]}, r"obs at 'y' is float32 \(2, 2\)")):
+    for obs, says in (({"x": x, "z": x}, "obs must have the tree"), ({"x": x, "y": x[:2]}, r"obs at 'y' is float32 \(2, 2\)")):
         with pytest.raises(ValueError, match=f"PythonPolicy '<lambda>': {says}"):
             act(TimeStep(obs, *[flags] * 4), (), None)
     with pytest.raises(ValueError, match=r"must have one batch size, got \[2, 3\]"):
