@@ -71,7 +71,7 @@ def test_seeds_that_diverge_are_named(capsys):
     settings = SMALL | {"max_skipped_updates": 2, "learning_rate": 1e30, "max_grad_norm": None}
     with pytest.warns(UserWarning, match="diverged"):
         results = run_seeds("ppo", "jax/Pendulum-v1", seeds=2, env_steps=400, num_envs=2, settings=settings, eval_episodes=2)
-    assert [result.stopped for result in results] == ["diverged"] * 2 and results[0].diagnosis.startswith("PPO: 2 updates")
+    assert [result.stopped for result in results] == ["diverged"] * 2 and results[0].diagnosis.startswith("PPO: 2 consecutive")
     assert "seed 1 diverged: " in capsys.readouterr().out
 
 
