@@ -105,7 +105,7 @@ def test_a_run_that_a_program_made_loads_with_its_agent(tmp_path):
     with create(tmp_path / "mine", {"note": "made by a program"}) as run:
         shutil.copytree(tmp_path / "one/checkpoints", run.checkpoints, dirs_exist_ok=True)
     assert polyak.load_policy(tmp_path / "mine", agent=agent).predict(OBS)[0] == policy.predict(OBS)[0]
-    with pytest.raises(ConfigError, match="has format None, this version reads 3; it is not from polyak train"):
+    with pytest.raises(ConfigError, match="has format None, this version reads 4; it is not from polyak train"):
         polyak.load_policy(tmp_path / "mine")
 
 

@@ -352,17 +352,17 @@ def test_usage_errors_name_the_flag(words, message, run, command, workdir):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"format": 3', '"format": 4', "has format 4, this version reads 3; upgrade polyak"),
+        ('"format": 4', '"format": 5', "has format 5, this version reads 4; upgrade polyak"),
         (
-            '"format": 3',
+            '"format": 4',
             '"format": 2',
-            "has format 2, this version reads 3; it is from an earlier version, whose runs cannot be",
+            "has format 2, this version reads 4; it is from an earlier version, whose runs cannot be",
         ),
         ('"gamma": ', '"gama": ', "unknown field 'gama'; did you mean 'gamma'?"),
         ('"gamma": 0.98', '"gamma": 2.0', "gamma must be a number in [0, 1], got 2.0"),
         ('"$class": "PPO"', '"$class": "os.system"', "unknown class name 'os.system'"),
         ('"num_envs": 2', '"num_envs": 0', "num_envs must be an integer in [1, 1048576], got 0"),
-        ('"devices": 1', '"devices": 0', "devices must be an integer >= 1, got 0"),
+        ('"devices": 1', '"devices": 0', "devices must be an integer in [1, 1024], got 0"),
         ('"threads": null', '"threads": 100000', "threads must be an integer in [1, 1024] or None, got 100000"),
         ('"devices": 1', '"devices": 9', "num_envs=2 cannot be split over devices=9"),
         (
