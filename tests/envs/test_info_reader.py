@@ -165,3 +165,30 @@ def test_the_recorded_return_includes_episodes_that_a_wrapper_outside_truncates(
         ends += [t] * bool(time_step.truncated[0])
     env.close()
     assert ends == [13, 17, 28]
+
+
+class Lives(gymnasium.Wrapper):
+    """Ends the agent's episode every four steps, as at the loss of a life; the game goes on."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.steps = 0
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        return obs, reward, terminated or self.steps % 4 == 0, truncated, info
+
+    def reset(self, **options):
+        return self.env.reset(**options) if self.steps % 12 == 0 else self.env.step(0)[::4]
+
+
+def test_a_part_of_a_game_that_goes_on_has_no_recorded_return():
+    env = envs.make(lambda: Lives(gymnasium.wrappers.RecordEpisodeStatistics(toys.Scripted((12,)))))
+    env.reset(0)
+    recorded = []
+    for _ in range(8):
+        last = env.step(np.zeros(1, np.int32)).last
+        recorded += ["rollout/ep_rew_mean" in env.info] if last[0] else []
+    env.close()
+    assert recorded == [False] * len(recorded) and recorded

@@ -164,6 +164,12 @@ def test_epsilon_follows_a_schedule_of_the_count_that_it_is_given():
     assert [float(epsilon(jnp.uint32(s))) for s in (0, 50, 100, 150)] == [1.0, 1.0, 0.5, 0.0]
 
 
+def test_a_schedule_is_followed_beyond_32_bits():
+    policy = EpsilonGreedy(inner(), Linear(1.0, 0.0, 10**10), 5_000_000_000)
+    epsilon = jax.jit(lambda policy: policy.distribution(time_step(3, mask=MASK), policy.initial_state(3))[0].epsilon)
+    assert float(epsilon(policy)) == pytest.approx(0.5)
+
+
 @jax.jit
 def softmax(policy, now, carry):
     distribution, after = policy.distribution(now, carry)

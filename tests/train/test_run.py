@@ -129,6 +129,13 @@ def test_a_rollout_that_is_longer_than_the_training_is_said_before(env_steps, is
     assert (said in capsys.readouterr().out) == is_said
 
 
+@pytest.mark.slow
+def test_a_finished_run_says_nothing_of_a_rollout(tmp_path, capsys):
+    train(jax_env(), run_dir=tmp_path / "run")
+    polyak.resume(tmp_path / "run", progress=True)
+    assert "trains on one rollout" not in capsys.readouterr().out
+
+
 def test_progress_can_be_switched_off(capsys):
     train(jax_env(), progress=False)
     assert capsys.readouterr().out == ""

@@ -176,7 +176,7 @@ class WorkerProcesses:
 
 def _limit_waits(pipe: Connection, seconds: float) -> None:
     """Make a read or write raise BlockingIOError after so many seconds without a byte: `poll` awaits only the first byte."""
-    limit = struct.pack("ll", int(min(seconds, 1e9)), max(1, int(seconds % 1 * 1e6)))
+    limit = struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
     with socket.socket(fileno=os.dup(pipe.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

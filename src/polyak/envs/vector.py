@@ -109,8 +109,8 @@ class VectorBatch:
     environment whose episode ended takes the next step with the others (its action is ignored) and is then reset by
     `options={"reset_mask": ...}`; the result of that step is discarded. In SAME_STEP the environment was already reset once,
     and its final observation is read from `info["final_obs"]`. In DISABLED the environment is still in its final state, where
-    some environments raise when stepped, so it is also reset before that step. `MaskedResets` omits
-    the step and one of the two resets where possible.
+    some environments raise when stepped, so it is also reset before that step. `MaskedResets` omits the step and one of the
+    two resets in a wrapped `SyncVectorEnv`.
 
     Raises:
         ValueError: the environment's metadata has no autoreset mode, or a wrapper needs NEXT_STEP; in `step`, the environment
