@@ -63,6 +63,14 @@ def test_a_metric_of_evaluations_is_not_missed_before_the_first_one():
         callback(dataclasses.replace(late, env_steps=300), {"rollout/ep_rew_mean": 11.0}, None)
 
 
+def test_a_metric_of_evaluations_is_not_missed_before_the_first_one_of_a_resumed_run():
+    callback = callbacks.stop_at_reward(10)
+    resumed = dataclasses.replace(PROGRESS, env_steps=500, eval_every=300)
+    assert callback(resumed, {"rollout/ep_rew_mean": 11.0}, None)
+    with pytest.warns(UserWarning, match="stop_at_reward has had no effect so far"):
+        callback(dataclasses.replace(resumed, env_steps=600), {"rollout/ep_rew_mean": 11.0}, None)
+
+
 def test_early_stopping_ends_a_training():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.MLP((4,)))

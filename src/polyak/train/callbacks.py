@@ -67,13 +67,14 @@ def stop_without_improvement(evaluations: int, tag: str = EVALUATED) -> Callback
 
 
 def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, float]], None]:
-    """Return a function to call at every report; it warns once if a fifth of training lacks the metric."""
-    is_known = False
+    """Return a function that warns, at one report, if the metric is missing after a fifth of training and an evaluation."""
+    is_known, start = False, None
 
     def warn_if_missing(progress: Progress, metrics: Mapping[str, float]) -> None:
-        nonlocal is_known
-        first = max(progress.target_env_steps / 5, progress.eval_every or 0)
-        if is_known or (tag not in metrics and progress.env_steps < first):
+        nonlocal is_known, start
+        start, every = progress.env_steps if start is None else start, progress.eval_every
+        is_evaluated = every is None or progress.env_steps // every > start // every
+        if is_known or (tag not in metrics and not (is_evaluated and progress.env_steps >= progress.target_env_steps / 5)):
             return
         is_known = True
         if tag not in metrics:
