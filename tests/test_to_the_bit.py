@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.timeout(1000)
 def test_what_is_promised_to_the_bit_holds_with_the_optimising_compiler():
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.to_the_bit" in path.read_text()]
     done = subprocess.run(
@@ -22,7 +23,8 @@ def test_what_is_promised_to_the_bit_holds_with_the_optimising_compiler():
         env={**os.environ, "XLA_FLAGS": "", "JAXTYPING_DISABLE": "1"},
         capture_output=True,
         text=True,
-        timeout=250,
+        # 70 s on two quiet cores.
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counted = re.search(r"(\d+) passed, \d+ deselected in", done.stdout)
