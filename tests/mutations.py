@@ -728,8 +728,8 @@ MUTATIONS = (
     ),
     Mutation(
         "storage/run_files.py",
-        '["env_steps"] <= env_steps else []',
-        '["env_steps"] < env_steps else []',
+        '["env_steps"] <= env_steps:',
+        '["env_steps"] < env_steps:',
         ("storage/test_run_directory.py::test_rows_after_the_restored_step_are_dropped",),
     ),
     Mutation(

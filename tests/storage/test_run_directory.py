@@ -356,7 +356,7 @@ def test_a_damaged_line_is_an_error_for_readers_and_dropped_on_resume(run):
     run.metrics.write_bytes(run.metrics.read_bytes() + b"\0\0\0\n" + b'{"env_steps": "x"}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 3: not valid JSON"):
         run.read_metrics()
-    with pytest.warns(UserWarning, match="2 damaged lines were dropped"):
+    with pytest.warns(UserWarning, match="2 damaged lines were dropped, the first of which was line 3$"):
         run.rewind(2)
     assert run.read_metrics() == [{"env_steps": 1}, {"env_steps": 2}]
 
