@@ -634,7 +634,7 @@ MUTATIONS = (
     ),
     Mutation(
         "loops/episodes.py",
-        "_two_sum(total, episodes.rounding + lost)",
+        "_two_sum(total, rounding + lost)",
         "_two_sum(total, lost)",
         ("loops/test_episodes.py::test_returns_of_long_episodes_lose_nothing_to_float32",),
     ),
