@@ -634,7 +634,7 @@ MUTATIONS = (
     ),
     Mutation(
         "loops/episodes.py",
-        "_two_sum(total, episodes.rounding + lost)",
+        "_two_sum(total, rounding + lost)",
         "_two_sum(total, lost)",
         ("loops/test_episodes.py::test_returns_of_long_episodes_lose_nothing_to_float32",),
     ),
@@ -728,8 +728,8 @@ MUTATIONS = (
     ),
     Mutation(
         "storage/run_files.py",
-        '["env_steps"] <= env_steps else []',
-        '["env_steps"] < env_steps else []',
+        '["env_steps"] <= env_steps:',
+        '["env_steps"] < env_steps:',
         ("storage/test_run_directory.py::test_rows_after_the_restored_step_are_dropped",),
     ),
     Mutation(
@@ -939,8 +939,8 @@ MUTATIONS = (
     ),
     Mutation(
         "cli/training_run.py",
-        'return fail(f"{type(error).__name__}: {error}", 1)',
-        'return fail(f"{type(error).__name__}: {error}", 2)',
+        'return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 1)',
+        'return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 2)',
         ("cli/test_train.py::test_a_checkpoint_that_cannot_be_saved_is_exit_code_1",),
     ),
     Mutation(

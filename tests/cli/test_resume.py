@@ -432,16 +432,7 @@ def test_an_edited_config_is_rejected_until_it_is_accepted(run, command):
     assert command("evaluate run --episodes 2")[0] == 0
 
 
-def test_a_checkpoint_of_an_older_version_has_no_settings_and_resumes(run, command):
-    def drop(document):
-        del document["meta"]["config"]
-        return document
-
-    forge(run / "checkpoints", drop, last_step(run))
-    edit_config(run, '"gamma": 0.98', '"gamma": 0.97')
-    (run / "summary.json").unlink()
-    code, _, err = command("resume run --env-steps 600")
-    assert code == 0, err
+DROPPED = object()
 
 
 @pytest.mark.parametrize(
@@ -452,14 +443,21 @@ def test_a_checkpoint_of_an_older_version_has_no_settings_and_resumes(run, comma
         ({"progress": {"env_steps": -5}}, "meta.progress.env_steps must be"),
         ({"progress": {"env_steps": True}}, "meta.progress.env_steps must be"),
         ({"progress": {"env_steps": {"$int": hex(10**30)}}}, "meta.progress.env_steps must be"),
-        ({"env": [1]}, "meta.env must be a dict or None"),
+        *[({"env": env}, "meta.env must be a dict if meta.has_env_state, else None") for env in ([1], None)],
+        ({"has_env_state": False}, "meta.env must be a dict if meta.has_env_state, else None"),
+        *[({"has_env_state": value}, "meta.has_env_state must be a bool") for value in (None, [], 2)],
         ({"resume": 3}, "meta.resume must be printable text"),
         ({"resume": "\x1b[2Jok"}, "meta.resume must be printable text"),
-        ({"config": [1]}, "meta.config must be a dict of texts"),
+        *[({"config": config}, "meta.config must be a dict of texts") for config in ([1], None)],
+        *[({name: DROPPED}, f"meta.{name}") for name in ("progress", "env", "has_env_state", "resume", "config")],
     ],
 )
 def test_a_malformed_checkpoint_is_rejected_by_the_name_of_its_field(meta, message, run, command):
-    forge(run / "checkpoints", lambda document: document | {"meta": document["meta"] | meta}, last_step(run))
+    def change(document):
+        changed = {name: value for name, value in (document["meta"] | meta).items() if value is not DROPPED}
+        return document | {"meta": changed}
+
+    forge(run / "checkpoints", change, last_step(run))
     (run / "summary.json").unlink()
     code, _, err = command("resume run --env-steps 600")
     assert (code, message in err) == (2, True), err

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import weakref
 import jax
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import polyak
@@ -257,7 +259,7 @@ def test_environments_that_devices_cannot_share_are_rejected(command, workdir):
 
 QUITTING = """
 import sys, gymnasium
-from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 class Quitting(CartPoleEnv):
     steps = 0
     def step(self, action):
@@ -393,7 +395,7 @@ def test_an_environment_that_fails_while_training_is_exit_code_1_with_its_traceb
 
 INVALID = """
 import gymnasium
-from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 class Invalid(CartPoleEnv):
     def step(self, action):
         obs, reward, *rest = super().step(action)
@@ -448,6 +450,23 @@ def test_a_checkpoint_that_cannot_be_saved_is_exit_code_1(command, monkeypatch):
     code, _, err = command("train ppo CartPole-v1 --run-dir new --env-steps 400", SETTINGS)
     assert code == 1
     assert "no space left on device" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_run_directory_that_is_moved_or_removed_ends_the_training(command, workdir, monkeypatch, is_moved):
+    step = CartPoleVectorEnv.step
+
+    def move(env, action):
+        if steps("new/checkpoints"):
+            os.rename("new", "moved") if is_moved else shutil.rmtree("new")
+        return step(env, action)
+
+    monkeypatch.setattr(CartPoleVectorEnv, "step", move)
+    code, out, err = command("train ppo CartPole-v1 --run-dir new --env-steps 400 --checkpoint-every 100", SETTINGS)
+    assert code == 1
+    assert err.splitlines() == [line for line in err.splitlines() if line.startswith(f"error: {workdir / 'new'}: was moved, ")]
+    assert "with: polyak resume" not in out
+    assert [path.name for path in workdir.iterdir()] == ["moved"] * is_moved
 
 
 def test_main_takes_its_arguments_from_the_process(monkeypatch, capsys):

@@ -45,7 +45,7 @@ def test_episodes_are_those_of_the_oracle_however_the_stream_is_cut(ends, cuts):
     go_on = jax.jit(measure)
     for start, end in itertools.pairwise(cuts):
         episodes, finished = go_on(episodes, jax.tree.map(lambda x, a=start, b=end: jnp.asarray(x[a : b + 1]), steps))
-        total = total + finished
+        total = jax.tree.map(jnp.add, total, finished)
     expected, under_way = by_hand(steps)
     assert int(total.count) == len(expected)
     assert float(total.returns) == pytest.approx(sum(r for r, _ in expected))
@@ -108,4 +108,15 @@ def test_the_window_forgets_all_but_about_the_last_hundred():
     window.add(finished(1, 1.0, 1))
     assert window.metrics()["rollout/ep_rew_mean"] == pytest.approx(60 / 100)
     window.add(finished(5000, 5000.0, 5000))
-    assert window.metrics()["rollout/ep_rew_mean"] == 1.0 and window.total == 5160
+    assert window.metrics()["rollout/ep_rew_mean"] == 1.0
+
+
+def test_the_newest_iterations_with_episodes_are_the_window_of_all():
+    iterations = [finished(count, 3.0 * i, i) for i, count in enumerate(np.random.default_rng(0).integers(0, 3, 300))]
+    each, together = EpisodeStatistics(), EpisodeStatistics()
+    newest = jax.tree.map(lambda x: jnp.zeros(100, x.dtype), finished(0, 0.0, 0))
+    for iteration in iterations:
+        each.add(iteration)
+        newest = newest.append(iteration)
+    together.add(newest)
+    assert together.metrics() == each.metrics() != {}

@@ -86,6 +86,32 @@ def test_each_seed_has_the_means_of_its_own_updates(monkeypatch, seconds):
         check(rows)
 
 
+@struct
+class Drawing(Reinforce):
+    """Its only metric is a mean of random numbers."""
+
+    def update(self, state, rollout, key, *, axis_name=None):
+        return state, {"train/drawn": Mean.of(jax.random.normal(key, (3,)))}
+
+
+@pytest.mark.parametrize("loop", [loops.compiled, pytest.param(loops.compiled_seeds, marks=pytest.mark.slow)])
+def test_no_bit_of_a_report_depends_on_the_speed_of_the_machine(monkeypatch, loop):
+    def rows_with_chunks_of(seconds):
+        monkeypatch.setattr("polyak.loops.compiled_loop.CHUNK_SECONDS", seconds)
+        monkeypatch.setattr("polyak.loops.seeds_loop.CHUNK_SECONDS", seconds)
+        rows = []
+        note = lambda progress, metrics, _: rows.append((progress.env_steps, progress.iteration, metrics))  # noqa: E731
+        alone = {"key": KEY, "callbacks": [note]}
+        seeds = {"keys": jax.random.split(KEY, 2), "callbacks": [[note], [note]], "devices": 1}
+        settings = seeds if loop is loops.compiled_seeds else alone
+        loop(Drawing(ENV.spec, num_steps=2), ENV, env_steps=2000, report_every=500, **settings)
+        return rows
+
+    rows = rows_with_chunks_of(1e-9)
+    assert rows == rows_with_chunks_of(1e6)
+    assert len(rows) >= 4 and all({"train/drawn", "rollout/ep_rew_mean"} <= metrics.keys() for *_, metrics in rows)
+
+
 def test_means_of_two_periods_are_weighted_by_their_counts():
     histogram = Histogram(*(np.zeros(()) for _ in range(2)), np.zeros(3), *(np.zeros(()) for _ in range(2)))
     before = {"a": Mean(np.float32(6.0), np.float32(3.0)), "b": 1.0, "empty": Mean(np.float32(0.0), np.float32(0.0))}
@@ -96,10 +122,18 @@ def test_means_of_two_periods_are_weighted_by_their_counts():
 
 def test_packed_metrics_unpack_to_the_sums():
     metrics = {"a": Mean(jnp.float32(6.0), jnp.float32(3.0)), "b": jnp.float32(1.0), "c": Mean.of(jnp.zeros(2))}
-    packed = PackedMetrics.pack(metrics, jnp.ones((2, 2)))
+    packed = PackedMetrics.pack(metrics).after(jnp.stack([jnp.ones((2, 2)), jnp.zeros((2, 2))], axis=-1))
     unpacked = packed.unpack()
     assert {name: float(value) for name, value in unpacked.items()} == {"b": 1.0, "a": 7 / 4, "c": 1 / 3}
-    assert PackedMetrics.pack({"b": jnp.float32(1.0)}).means.shape == (0, 2)
+    assert PackedMetrics.pack({"b": jnp.float32(1.0)}).means.shape == (0, 2, 2)
+
+
+def test_means_of_many_updates_lose_nothing_to_float32():
+    values = np.float32([1e8, *[1.0] * 50, -1e8])
+    packed, *rest = (PackedMetrics.pack({"a": Mean(jnp.float32(x), jnp.float32(1.0))}) for x in values)
+    for update in rest:
+        packed = update.after(packed.means)
+    assert float(packed.unpack()["a"]) == 50 / 52
 
 
 def test_a_mean_counts_finite_values_only_and_is_a_number():

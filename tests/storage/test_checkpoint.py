@@ -80,9 +80,9 @@ def saved(tmp_path):
 
 def test_restore_returns_the_saved_bits(tmp_path):
     meta = {"env": {"rng": np.random.PCG64(3).state, "obs": np.float32([1, np.nan])}, "n": 10**30}
-    path = save(tmp_path / "new" / "checkpoints", state(3), step=12, meta=meta)
+    path = save(tmp_path / "new", state(3), step=12, meta=meta)
     assert path.name == "000000000012"
-    restored = restore(tmp_path / "new" / "checkpoints", state(0))
+    restored = restore(tmp_path / "new", state(0))
     assert bits(restored.tree) == bits(state(3))
     assert restored.step == 12
     assert restored.meta["env"]["rng"] == meta["env"]["rng"]
@@ -434,6 +434,12 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path):
         save(tmp_path / "c", {}, step=1, meta={})
     with pytest.raises(CheckpointError, match=r"cannot be read: .*Not a directory"):
         restore(tmp_path / "c", {})
+
+
+def test_a_missing_parent_of_the_directory_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match=r"was not saved: .*No such file or directory"):
+        save(tmp_path / "run" / "checkpoints", {}, step=1, meta={})
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

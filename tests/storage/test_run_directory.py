@@ -1,17 +1,21 @@
 import contextlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from polyak.core.types import Progress
 from polyak.storage.files import dump_json
 from polyak.storage.json import finite_or_none
+from polyak.storage.progress import save_state
 from polyak.storage.run_directory import (
     CONFIG,
     Run,
@@ -193,6 +197,30 @@ def test_a_reader_may_not_write(run):
             write()
 
 
+@pytest.mark.parametrize("place", ["empty", "removed", "replaced"])
+def test_a_writer_never_writes_where_its_directory_was(tmp_path, run, place):
+    if place == "removed":
+        shutil.rmtree(run.directory)
+    else:
+        run.directory.rename(tmp_path / "moved")
+    if place == "replaced":
+        create(run.directory, {}).close()
+    before = sorted(tmp_path.rglob("*"))
+    save_progress = partial(save_state, run, Progress(1, 1, 1, 0.0, 0.0, 0.0), {"agent": np.float32(0)}, None)
+    for write in (
+        lambda: run.append_metrics({"env_steps": 1}),
+        lambda: run.append_worker_event({}),
+        lambda: run.write_summary({}),
+        lambda: run.rewind(0),
+        run.change_config,
+        save_progress,
+        partial(save_progress, directory=run.best),
+    ):
+        with pytest.raises(RunError, match=f"^{run.directory}: was moved, removed or replaced while it was open"):
+            write()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_writer_that_comes_back_records_its_machine_too(run):
     for times in (1, 2):
         run.close()
@@ -328,7 +356,7 @@ def test_a_damaged_line_is_an_error_for_readers_and_dropped_on_resume(run):
     run.metrics.write_bytes(run.metrics.read_bytes() + b"\0\0\0\n" + b'{"env_steps": "x"}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 3: not valid JSON"):
         run.read_metrics()
-    with pytest.warns(UserWarning, match="2 damaged lines were dropped"):
+    with pytest.warns(UserWarning, match="2 damaged lines were dropped, the first of which was line 3$"):
         run.rewind(2)
     assert run.read_metrics() == [{"env_steps": 1}, {"env_steps": 2}]
 

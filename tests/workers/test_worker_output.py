@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from polyak.workers.worker_output import MAX_WARNINGS, RecordedWarnings, WarningsOfWorkers
+from polyak.workers.worker_output import MAX_WARNINGS, RecordedWarnings, WarningsOfWorkers, WithOutputFile
 
 
 def test_warnings_are_recorded_and_still_shown(monkeypatch):
@@ -25,6 +25,12 @@ def test_equal_warnings_of_several_workers_are_issued_once():
         issue([("RuntimeWarning", "env 0 is slow", "a.py", 1)])
         issue([("RuntimeWarning", "env 2 is slow", "a.py", 1)])
     assert len(caught) == 1 and (caught[0].filename, caught[0].lineno) == ("a.py", 1)
+
+
+def test_a_worker_creates_no_run_directory(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        WithOutputFile(dict, str(tmp_path / "run" / "workers" / "0.log"))()
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["OfAPackage", "print", "ValueError"])

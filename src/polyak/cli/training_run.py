@@ -1,5 +1,6 @@
 """Runs a prepared training with signal handling, for `polyak train` and `polyak resume`."""
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -13,7 +14,7 @@ from polyak.cli.user_traceback import print_user_traceback
 from polyak.core.space_check import InvalidValue
 from polyak.loops.loop import TrainingDiverged
 from polyak.storage.directory import find
-from polyak.storage.run_directory import SUMMARY, open_run
+from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.run_training import train_run
@@ -106,11 +107,11 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
         for training in trainings:
             _print_advice(training)
         return code
-    # The message of an invalid value is complete: environment, value, and advice.
-    if not isinstance(error, InvalidValue):
+    # These messages are complete: environment or run, value or reason, and advice.
+    if not isinstance(error, InvalidValue | RunError):
         print_user_traceback(error)
     _print_resumption(trainings)
-    return fail(f"{type(error).__name__}: {error}", 1)
+    return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 1)
 
 
 def _print_advice(training: Training) -> None:
@@ -126,6 +127,9 @@ def _print_advice(training: Training) -> None:
 def _print_resumption(trainings: Sequence[Training]) -> None:
     for training in trainings:
         if training.run is not None:
-            is_saved = find(training.run.checkpoints)
-            where = "continue from the last checkpoint" if is_saved else "no checkpoint was saved; start again"
-            print(f"{where} with: {resume_command(training)}")
+            # A run that was moved, removed or damaged cannot be continued there.
+            with contextlib.suppress(RunError):
+                training.run.read_config()
+                is_saved = find(training.run.checkpoints)
+                where = "continue from the last checkpoint" if is_saved else "no checkpoint was saved; start again"
+                print(f"{where} with: {resume_command(training)}")

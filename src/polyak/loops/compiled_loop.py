@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from polyak.core.checks import check_same_types
 from polyak.core.policy_faults import ExceptionRelay, has_error_flags
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep
-from polyak.loops.episodes import EpisodeTotals
+from polyak.loops.episodes import WINDOW, EpisodeTotals
 from polyak.loops.loop import (
     ENVS,
     IterationKeys,
@@ -34,7 +34,7 @@ from polyak.loops.loop import (
     update_agent,
     update_on,
 )
-from polyak.loops.metrics import add_metrics
+from polyak.loops.metrics import PackedMetrics
 from polyak.loops.processes import agree, gather, is_first_process, put, spans_processes
 from polyak.loops.program_cache import cached_per_env, jitted_init, shape_of
 from polyak.loops.replay_memory import put_on_devices
@@ -43,6 +43,9 @@ from polyak.loops.replay_memory import put_on_devices
 CHUNK_SECONDS = 0.5
 # The compiled program counts env_steps in 32 bits.
 MAX_CHUNK_STEPS = 2**31 - 1
+
+Body: TypeAlias = Callable[[Agent, LoopState], tuple[LoopState, Array, EpisodeTotals, PackedMetrics]]
+"""One iteration; also returns env_steps, completed episodes and metrics."""
 
 
 @suggest_arguments("train")
@@ -97,29 +100,29 @@ def compiled(
     callbacks = callbacks if is_first_process(mesh) else ()
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.nondeterminism)
     with reporter.compiling():
-        chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, 1).compile()
+        program, metrics = _program(env, mesh, shape_of(agent, state))
+        chunk = program.lower(agent, state, metrics, 1, 1).compile()
 
     max_iterations, stopped = 1, None
     report_at = target.next_report(reporter.env_steps)
     while reporter.env_steps < env_steps:
         before = reporter.seconds
         with reporter.training():
-            arguments = (agent, state, max_iterations, min(report_at - reporter.env_steps, MAX_CHUNK_STEPS))
-            state, done, finished, metrics = relay.run(chunk, *arguments)
-            steps, iterations = (int(x) for x in jax.device_get(done))
-        reporter.advance(steps, iterations, finished)
-        max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / iterations)
+            arguments = (agent, state, metrics, max_iterations, min(report_at - reporter.env_steps, MAX_CHUNK_STEPS))
+            state, *outputs = relay.run(chunk, *arguments)
+            (steps, iterations), finished, metrics = jax.device_get(outputs)
+        reporter.advance(int(steps), int(iterations), finished)
+        max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / int(iterations))
         # The first process decides, as clocks, signals and callbacks differ between processes.
-        decisions = (max_iterations, should_stop(), reporter.is_due(metrics, report_at))
+        decisions = (max_iterations, should_stop(), reporter.is_due(metrics.last, report_at))
         max_iterations, must_stop, must_report = agree(mesh, *decisions)
         stopped = "request" if must_stop else None
         if must_stop or must_report:
             report_at = target.next_report(reporter.env_steps)
-            go_on, gathered = reporter.report(metrics, gather(mesh, state), callbacks)
+            go_on, gathered = reporter.report(metrics.unpack(), gather(mesh, state), callbacks)
+            metrics = metrics.without_means()
             state = state if spans_processes(mesh) else gathered
             stopped = stopped or (None if all(agree(mesh, go_on)) else "callback")
-        else:
-            reporter.add_metrics(metrics)
         if stopped:
             break
     return reporter.result(gather(mesh, state), stopped if reporter.env_steps < env_steps else None)
@@ -133,13 +136,13 @@ def start_compiled(agent: Agent, env: Env, key: PRNGKeyArray) -> LoopState:
 
 def iteration(
     agent: Agent, env: Env, update: Callable[..., tuple[PyTree, Metrics]], state: LoopState
-) -> tuple[LoopState, UInt32[Array, ""], EpisodeTotals, Metrics]:
+) -> tuple[LoopState, UInt32[Array, ""], EpisodeTotals, PackedMetrics]:
     """Collect a rollout and update the agent; also returns the number of valid transitions."""
     keys = iteration_keys(state.key, state.iteration, agent.num_steps)
     (env_state, time_step, carry), rollout = collect_compiled(agent, env, state, keys)
     agent_state, episodes, metrics, finished = update_agent(agent, update, state, rollout, keys.update)
     new_state = LoopState(agent_state, env_state, time_step, carry, episodes, state.key, state.iteration + jnp.uint32(1))
-    return new_state, rollout.valid.sum(dtype=jnp.uint32), finished, metrics
+    return new_state, rollout.valid.sum(dtype=jnp.uint32), finished, PackedMetrics.pack(metrics)
 
 
 def collect_compiled(
@@ -166,35 +169,43 @@ def collect_compiled(
 
 
 @cached_per_env
-def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
-    """`run_chunk`, jitted; one function per argument shape, so that the cache holds only the last few programs."""
+def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> tuple[Any, PackedMetrics]:
+    """Return `run_chunk`, jitted, and empty metrics.
 
-    def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
+    There is one function per argument shape, so that the cache holds only the last few programs.
+    """
+
+    @partial(jax.jit, inline=True)
+    def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, PackedMetrics]:
         return iteration(agent, env, update_on(mesh), state)
 
-    return jax.jit(partial(run_chunk, body), donate_argnums=1)
+    return jax.jit(partial(run_chunk, body), donate_argnums=1), no_metrics(body, shape)
+
+
+def no_metrics(body: Body, shape: tuple[Any, ...]) -> PackedMetrics:
+    """Return the metrics of no iterations, on the host, for arguments of a shape from `shape_of`."""
+    metrics = jax.eval_shape(body, *jax.tree.unflatten(*shape[:2]))[-1]
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics)
 
 
 def run_chunk(
-    body: Callable[[Agent, LoopState], tuple[LoopState, Array, EpisodeTotals, Metrics]],
-    agent: Agent,
-    state: LoopState,
-    max_iterations: Array,
-    env_steps: Array,
-) -> tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics]:
+    body: Body, agent: Agent, state: LoopState, metrics: PackedMetrics, max_iterations: Array, env_steps: Array
+) -> tuple[LoopState, tuple[Array, Array], EpisodeTotals, PackedMetrics]:
     """Iterate until `env_steps` are done, at most `max_iterations` times.
 
-    Also returns the (env_steps, iterations) done, the totals of finished episodes and the metrics. Both limits are traced, so
-    every chunk uses the same compiled program.
+    Also returns the (env_steps, iterations) done, the totals of the newest iterations in which episodes have ended, and the
+    metrics. Both limits are traced, so every chunk uses the same compiled program. Neither episodes nor metrics depend on how
+    iterations are divided into chunks, which is up to the clock.
 
     Args:
-        body: one iteration, of one seed or of several seeds. With several seeds, `env_steps` is a vector, and all seeds iterate
-            until each has reached its number of env_steps.
+        body: one iteration, of one seed or of several seeds; jitted, so that it is traced once, for both the shapes and the
+            loop. With several seeds, `env_steps` is a vector, and all seeds iterate until each has reached its number of
+            env_steps.
+        metrics: the metrics of the iterations since the last report.
     """
-    # Jitted, so that it is traced once, for both the shapes and the loop.
-    body = jax.jit(body, inline=True)
-    shapes = jax.eval_shape(body, agent, state)[1:]
-    no_steps, no_episodes, no_metrics = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    _, steps, finished, _ = jax.eval_shape(body, agent, state)
+    no_steps = jnp.zeros(steps.shape, steps.dtype)
+    no_episodes = jax.tree.map(lambda shape: jnp.zeros((*shape.shape, WINDOW), shape.dtype), finished)
 
     def has_next(loop: PyTree) -> Array:
         _, (steps, iterations), _, _ = loop
@@ -204,10 +215,10 @@ def run_chunk(
         state, (steps, iterations), finished, metrics = loop
         state, new_steps, newly_finished, new_metrics = body(agent, state)
         done = (steps + new_steps, iterations + jnp.uint32(1))
-        return state, done, finished + newly_finished, add_metrics(metrics, new_metrics)
+        return state, done, finished.append(newly_finished), new_metrics.after(metrics.means)
 
-    loop = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, no_metrics)
-    result: tuple[LoopState, tuple[Array, Array], EpisodeTotals, Metrics] = jax.lax.while_loop(has_next, iterate, loop)
+    loop = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, metrics)
+    result: tuple[LoopState, tuple[Array, Array], EpisodeTotals, PackedMetrics] = jax.lax.while_loop(has_next, iterate, loop)
     return result
 
 

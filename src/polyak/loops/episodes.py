@@ -40,19 +40,25 @@ class Episodes:
 
 @struct
 class EpisodeTotals:
-    """Number of completed episodes, and the sums of their returns and lengths."""
+    """Number of completed episodes, and the sums of their returns and lengths, of one iteration or several."""
 
-    count: UInt32[Array, ""]
-    returns: Float[Array, ""]
-    lengths: UInt32[Array, ""]
+    count: UInt32[Array, "*S"]
+    returns: Float[Array, "*S"]
+    lengths: UInt32[Array, "*S"]
 
     @classmethod
     def none(cls) -> "EpisodeTotals":
         """Zero episodes."""
         return cls(jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.float32), jnp.zeros((), jnp.uint32))
 
-    def __add__(self, other: "EpisodeTotals") -> "EpisodeTotals":
-        return jax.tree.map(jnp.add, self, other)
+    def append(self, newest: "EpisodeTotals") -> "EpisodeTotals":
+        """Replace the oldest iteration, along the last axis, by the newest iteration if episodes have ended in it."""
+        has_ended = newest.count[..., None] > 0
+
+        def shift(totals: Array, x: Array) -> Array:
+            return jnp.where(has_ended, jnp.concatenate([totals[..., 1:], x[..., None]], axis=-1), totals)
+
+        return jax.tree.map(shift, self, newest)
 
 
 def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, EpisodeTotals]:
@@ -63,7 +69,8 @@ def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Episode
     """
 
     def step(episodes: Episodes, time_step: EpisodeRecord) -> tuple[Episodes, tuple[Array, Array, Array]]:
-        after = Episodes(*_add(episodes, time_step.reward), episodes.lengths + jnp.uint32(1))
+        sums = add_with_rounding(episodes.returns, episodes.rounding, time_step.reward)
+        after = Episodes(*sums, episodes.lengths + jnp.uint32(1))
         episodes = _zero_where(time_step.first, after)
         returns, lengths, ended = episodes.returns, episodes.lengths, time_step.last & ~time_step.first
         return episodes, (ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, jnp.uint32(0)))
@@ -74,15 +81,17 @@ def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Episode
     return episodes, EpisodeTotals(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32))
 
 
-def _add(episodes: Episodes, reward: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Returns and their rounding after one more reward: a sum of two float32 (Dekker 1971)."""
-    total, lost = _two_sum(episodes.returns, reward)
-    returns, rounding = _two_sum(total, episodes.rounding + lost)
+def add_with_rounding(
+    total: Float[Array, "*S"], rounding: Float[Array, "*S"], value: Float[Array, "*S"]
+) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
+    """Add a value to a sum of two float32 (Dekker 1971); returns the sum and the part that float32 does not hold."""
+    total, lost = _two_sum(total, value)
+    exact, rounding = _two_sum(total, rounding + lost)
     is_finite = jnp.isfinite(total)
-    return jnp.where(is_finite, returns, total), jnp.where(is_finite, rounding, 0.0)
+    return jnp.where(is_finite, exact, total), jnp.where(is_finite, rounding, 0.0)
 
 
-def _two_sum(a: Float[Array, " B"], b: Float[Array, " B"]) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
+def _two_sum(a: Float[Array, "*S"], b: Float[Array, "*S"]) -> tuple[Float[Array, "*S"], Float[Array, "*S"]]:
     """The float32 sum and its rounding error, exactly (Knuth's TwoSum)."""
     total = a + b
     rest = total - a
@@ -144,16 +153,13 @@ class EpisodeStatistics:
     def __init__(self) -> None:
         self._finished: deque[tuple[int, float, int, InfoSums]] = deque()
         self._since_report = InfoSums()
-        self.total = 0
 
     def add(self, finished: EpisodeTotals, info: InfoSums | None = None) -> None:
-        """Add completed episodes and sums of `info`; drop episodes older than the last 100."""
+        """Add the completed episodes of iterations and the sums of `info`; drop episodes older than the last 100."""
         info = InfoSums() if info is None else info
         self._since_report.merge(info)
-        count, returns, lengths = (np.asarray(x).item() for x in (finished.count, finished.returns, finished.lengths))
-        if count:
-            self._finished.append((count, returns, lengths, info))
-            self.total += count
+        totals = (np.ravel(x).tolist() for x in (finished.count, finished.returns, finished.lengths))
+        self._finished += [(count, *sums, info) for count, *sums in zip(*totals, strict=True) if count]
         while self._finished and sum(entry[0] for entry in self._finished) - self._finished[0][0] >= WINDOW:
             self._finished.popleft()
 

@@ -221,7 +221,7 @@ def _compile(
     rollout = (time_steps, actions, info, step.carry)
     inputs = None if actors is None else actors.inputs
     program, count = _program(mesh, shape_of(agent, state), shape_of(rollout), inputs)
-    no_means = jnp.zeros((count, 2))
+    no_means = jnp.zeros((count, 2, 2))
     compiled = program.lower(settings, jax.tree.leaves(state), no_means, rollout).compile()
     replay.compile(rollout)
     return partial(replay.learn, partial(compiled, settings)), no_means
@@ -258,7 +258,7 @@ def _program(
         if jax.tree.structure(new_state) != state_structure:
             raise TypeError(f"train: update must return a state of the same structure, got {jax.tree.structure(new_state)}")
         actor_inputs = None if inputs is None else inputs.compute(arguments[0], new_state)
-        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics, means), finished, actor_inputs
+        return jax.tree.leaves(new_state), PackedMetrics.pack(metrics).after(means), finished, actor_inputs
 
     if mesh is None:
         return jax.jit(learn_from_leaves, donate_argnums=1), count

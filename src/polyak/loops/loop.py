@@ -36,7 +36,7 @@ from polyak.core.types import (
 )
 from polyak.loops.agent_check import check_agent, check_collect_policy, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
-from polyak.loops.metrics import add_metrics, as_numbers, convert_numbers
+from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay
 
 T = TypeVar("T")
@@ -376,7 +376,6 @@ class Reporter:
         self.compile_seconds = 0.0
         self.env_steps, self.iteration = env_steps, iteration
         self.metrics: dict[str, float] = {}
-        self._since_report: dict[str, Any] = {}
         self._histograms: dict[str, Histogram] = {}
 
     @contextmanager
@@ -428,10 +427,6 @@ class Reporter:
         self._next_diagnosis = now + DIAGNOSIS_SECONDS
         return self._agent.diagnose(metrics) is not None
 
-    def add_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Add the metrics of updates that are not reported yet."""
-        self._since_report = add_metrics(self._since_report, jax.device_get(metrics))
-
     def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
         """Call every callback; returns False if any callback returned False, and the state to continue with.
 
@@ -439,16 +434,15 @@ class Reporter:
         state has a copy of the array.
 
         Args:
-            metrics: metrics of the updates since the last report or `add_metrics`.
+            metrics: metrics of the updates since the last report.
 
         Raises:
             TypeError: a callback returned neither a bool nor None, or added a metric that is no number.
             TrainingDiverged: the agent's diagnosis.
         """
-        self.add_metrics(metrics)
-        self._histograms = {name: value for name, value in self._since_report.items() if isinstance(value, Histogram)}
-        self.metrics = self._statistics.metrics() | as_numbers(self._since_report)
-        self._since_report = {}
+        metrics = jax.device_get(metrics)
+        self._histograms = {name: value for name, value in metrics.items() if isinstance(value, Histogram)}
+        self.metrics = self._statistics.metrics() | as_numbers(metrics)
         leaves, structure = jax.tree.flatten(state)
         references = _count_references(leaves)
         results = []

@@ -1,5 +1,6 @@
 """Metrics of the updates between two reports: means are accumulated; other metrics keep their last value."""
 
+import dataclasses
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float
 
 from polyak.core.struct import static, struct
 from polyak.core.types import Histogram, Mean, Metrics
+from polyak.loops.episodes import add_with_rounding
 
 
 def add_metrics(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,23 +61,33 @@ class PackedMetrics:
 
     Attributes:
         last: the metrics that are no means.
-        means: `[M, 2]`, the total and the count of each mean.
+        means: `[M, 2, 2]`: the total and the count of each mean, both as a sum and its rounding (see `add_with_rounding`).
         names: tags of the means.
     """
 
     last: Metrics
-    means: Float[Array, "M 2"]
+    means: Float[Array, "*N M 2 2"]
     names: tuple[str, ...] = static(default=())
 
     @classmethod
-    def pack(cls, metrics: Metrics, before: Float[Array, "M 2"] | float = 0.0) -> "PackedMetrics":
-        """Pack metrics, adding `before` to the means."""
+    def pack(cls, metrics: Metrics) -> "PackedMetrics":
+        """Pack the metrics of an update."""
         means = {name: x for name, x in metrics.items() if isinstance(x, Mean)}
         last = {name: x for name, x in metrics.items() if name not in means}
         rows = [jnp.stack([mean.total, mean.count]) for mean in means.values()]
-        return cls(last, before + (jnp.stack(rows) if rows else jnp.zeros((0, 2))), tuple(means))
+        sums = jnp.stack(rows) if rows else jnp.zeros((0, 2))
+        return cls(last, jnp.stack([sums, jnp.zeros_like(sums)], axis=-1), tuple(means))
+
+    def after(self, means: Float[Array, "*N M 2 2"]) -> "PackedMetrics":
+        """Add the means of earlier updates."""
+        sums = add_with_rounding(means[..., 0], means[..., 1], self.means[..., 0])
+        return dataclasses.replace(self, means=jnp.stack(sums, axis=-1))
+
+    def without_means(self) -> "PackedMetrics":
+        """Return the last metrics, with empty means."""
+        return dataclasses.replace(self, means=np.zeros_like(self.means))  # type: ignore[arg-type]
 
     def unpack(self) -> Metrics:
         """Return the metrics by tag."""
-        means = np.asarray(self.means)  # Indexing a JAX array would call two compiled programs per row.
+        means = np.asarray(self.means, np.float64).sum(axis=-1)
         return {**self.last, **{name: Mean(*row) for name, row in zip(self.names, means, strict=True)}}

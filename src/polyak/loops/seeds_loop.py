@@ -19,7 +19,15 @@ from polyak.core.policy_faults import check_error_flags, has_error_flags
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
 from polyak.core.warn import warn
-from polyak.loops.compiled_loop import CHUNK_SECONDS, MAX_CHUNK_STEPS, iteration, iterations_for, run_chunk, start_compiled
+from polyak.loops.compiled_loop import (
+    CHUNK_SECONDS,
+    MAX_CHUNK_STEPS,
+    iteration,
+    iterations_for,
+    no_metrics,
+    run_chunk,
+    start_compiled,
+)
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (
     LoopState,
@@ -31,6 +39,7 @@ from polyak.loops.loop import (
     check_match,
     update_on,
 )
+from polyak.loops.metrics import PackedMetrics
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import check_memory
 
@@ -85,65 +94,40 @@ def compiled_seeds(
     diverged: dict[int, TrainResult] = {}
     with _enter_all(reporter.compiling() for reporter in active.values()):
         limits = np.zeros(count, np.uint32)
-        chunk = _program(env, mesh, shape_of(agent, state)).lower(agent, state, 1, limits).compile()
+        program, metrics = _program(env, mesh, shape_of(agent, state))
+        chunk = program.lower(agent, state, metrics, 1, limits).compile()
 
-    max_iterations, stopped, seed_metrics = 1, None, _SeedMetrics()
-    report_at = target.next_report(0)
+    max_iterations, stopped, report_at = 1, None, target.next_report(0)
+    # The metrics of the last report: a seed without an iteration since then repeats them.
+    newest, since_report = dict[int, Metrics](), np.zeros(count, np.int64)
     while stopped is None and any(reporter.env_steps < env_steps for reporter in active.values()):
         # The program still computes the diverged seeds, but a limit of 0 never prolongs the chunk.
         left = [report_at - active[i].env_steps if i in active else 0 for i in range(count)]
         limits = np.clip(left, 0, MAX_CHUNK_STEPS).astype(np.uint32)
         start_time = time.monotonic()
         with _enter_all(reporter.training() for reporter in active.values()):
-            state, done, finished, metrics = chunk(agent, state, max_iterations, limits)
-            (steps, iterations), finished, metrics = jax.device_get((done, finished, metrics))
+            state, *outputs = chunk(agent, state, metrics, max_iterations, limits)
+            (steps, iterations), finished, metrics = jax.device_get(outputs)
         _check_each(active, state.carry)
         max_iterations = iterations_for(CHUNK_SECONDS, (time.monotonic() - start_time) / int(iterations.max()))
         for i, reporter in active.items():
             reporter.advance(int(steps[i]), int(iterations[i]), _select_seed(i, finished))
-        updated = {i: _select_seed(i, metrics) for i in active if iterations[i]}
+        since_report += iterations
         stopped = "request" if should_stop() else None
-        has_diverged = any(agent.diagnose(metrics) is not None for metrics in updated.values())
+        has_diverged = any(agent.diagnose(_select_seed(i, metrics.last)) is not None for i in active)
         if stopped or has_diverged or all(reporter.env_steps >= report_at for reporter in active.values()):
-            reported = seed_metrics.report(active, updated)
-            go_on, newly_diverged = _report_each(active, reported, _on_one_device(state, mesh), callbacks)
+            newest |= {i: _select_seed(i, metrics).unpack() for i in active if since_report[i]}
+            metrics, since_report = metrics.without_means(), np.zeros_like(since_report)
+            go_on, newly_diverged = _report_each(active, newest, _on_one_device(state, mesh), callbacks)
             stopped = stopped or (None if go_on else "callback")
             diverged |= newly_diverged
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
             report_at = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
-        else:
-            seed_metrics.add(active, updated)
     if all(reporter.env_steps >= env_steps for reporter in active.values()):
         stopped = None
     state = _on_one_device(state, mesh)
     results = {i: reporter.result(_select_seed(i, state), stopped) for i, reporter in active.items()}
     return [(results | diverged)[i] for i in range(count)]
-
-
-@dataclasses.dataclass
-class _SeedMetrics:
-    """Metrics between reports. Each device iterates until its seeds are done, so a chunk may have no metrics of some seeds.
-
-    Attributes:
-        newest: the last metrics of each seed.
-        added: seeds with metrics since the last report.
-    """
-
-    newest: dict[int, Any] = dataclasses.field(default_factory=dict)
-    added: set[int] = dataclasses.field(default_factory=set)
-
-    def add(self, reporters: Mapping[int, Reporter], updated: Mapping[int, Any]) -> None:
-        """Add the metrics of a chunk that is not reported yet."""
-        self.newest |= updated
-        for i, metrics in updated.items():
-            reporters[i].add_metrics(metrics)
-            self.added.add(i)
-
-    def report(self, seeds: Iterable[int], updated: Mapping[int, Any]) -> dict[int, Any]:
-        """Return the metrics to report after a chunk; a seed without new metrics repeats its last metrics."""
-        self.newest |= updated
-        added, self.added = self.added, set()
-        return {i: {} if i in added and i not in updated else self.newest[i] for i in seeds}
 
 
 def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: Sequence[Sequence[Callback]]) -> None:
@@ -219,27 +203,32 @@ def _on_one_device(state: LoopState, mesh: Mesh | None) -> LoopState:
 
 
 @cached_per_env
-def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> Any:
-    """Return `run_chunk` for all seeds, jitted; it returns the iterations as one number per seed."""
+def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> tuple[Any, PackedMetrics]:
+    """Return `run_chunk` for all seeds, jitted, which returns the iterations as one number per seed; and empty metrics."""
+    # Jitted, so that it is traced once, for all seeds and for those of one device.
+    step = jax.jit(partial(_iteration, env), inline=True)
 
-    def chunk(agent: Agent, state: LoopState, max_iterations: Array, env_steps: Array) -> PyTree:
-        def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
-            step = partial(_iteration, env)
-            return jax.vmap(step, in_axes=(_batch_axes(agent), 0))(agent, state)
+    @partial(jax.jit, inline=True)
+    def body(agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, PackedMetrics]:
+        return jax.vmap(step, in_axes=(_batch_axes(agent), 0))(agent, state)
 
-        state, (steps, iterations), finished, metrics = run_chunk(body, agent, state, max_iterations, env_steps)
+    def chunk(agent: Agent, state: LoopState, metrics: PackedMetrics, max_iterations: Array, env_steps: Array) -> PyTree:
+        state, (steps, iterations), finished, metrics = run_chunk(body, agent, state, metrics, max_iterations, env_steps)
         return state, (steps, jnp.full_like(steps, iterations)), finished, metrics
 
+    empty = no_metrics(body, shape)
     if mesh is None:
-        return jax.jit(chunk, donate_argnums=1)
+        return jax.jit(chunk, donate_argnums=1), empty
     seeds, replicated = PartitionSpec(SEEDS), PartitionSpec()
     agent: Agent = jax.tree.unflatten(*shape[:2])[0]
     settings = jax.tree.map(lambda leaf: seeds if leaf.ndim else replicated, agent)
-    sharded = jax.shard_map(chunk, mesh=mesh, in_specs=(settings, seeds, replicated, seeds), out_specs=seeds, check_vma=False)
-    return jax.jit(sharded, donate_argnums=1)
+    sharded = jax.shard_map(
+        chunk, mesh=mesh, in_specs=(settings, seeds, seeds, replicated, seeds), out_specs=seeds, check_vma=False
+    )
+    return jax.jit(sharded, donate_argnums=1), empty
 
 
-def _iteration(env: Env, agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, Metrics]:
+def _iteration(env: Env, agent: Agent, state: LoopState) -> tuple[LoopState, Array, EpisodeTotals, PackedMetrics]:
     return iteration(agent, env, update_on(None), state)
 
 

@@ -94,7 +94,7 @@ def save(
     checkpoint that lists it.
 
     Args:
-        directory: holds the checkpoints of one run; created if missing.
+        directory: holds the checkpoints of one run; created if missing, without its parents.
         tree: leaves are JAX or NumPy arrays of any JAX dtype, typed PRNG keys, Python bools, ints and floats.
         step: names the checkpoint; must be greater than existing ones.
         meta: plain data (dicts, lists, tuples, numbers, strings, bools, None, NumPy arrays), at most 32 MiB as JSON.
@@ -120,7 +120,7 @@ def save(
     encode_meta(meta)
     must_be_finite = set() if allow_nonfinite else _subtree(leaves, finite)
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
         with layout.lock_directory(root), _collect_garbage(root):
             _check_conflicts(root, step, overwrite)
             if segmented is not None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from polyak.core.types import HasReplay, Progress, PyTree
@@ -106,6 +107,7 @@ def save_state(
             "compile_seconds": progress.compile_seconds,
         },
         "env": snapshot,
+        "has_env_state": snapshot is not None,
         "resume": _describe_resume(progress, snapshot, is_complete=replay is None or save_replay),
         "config": settings_by_path(run.read_config(verify=False)),
     }
@@ -133,17 +135,19 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
     meta = restored.meta
     counters, env, resume, settings = (meta.get(name) for name in ("progress", "env", "resume", "config"))
     env_steps = counters.get("env_steps") if isinstance(counters, dict) else None
+    has_state = meta.get("has_env_state")
     wanted = {
         f"meta.progress.env_steps must be {restored.step}, the step": type(env_steps) is int and env_steps == restored.step,
         f"the step must be below {EXACT_INT}": restored.step < EXACT_INT,
-        "meta.env must be a dict or None": env is None or isinstance(env, dict),
+        "meta.has_env_state must be a bool": isinstance(has_state, bool),
+        "meta.env must be a dict if meta.has_env_state, else None": type(env) is (dict if has_state else NoneType),
         "meta.resume must be printable text": isinstance(resume, str) and resume.isprintable(),
-        "meta.config must be a dict of texts": settings is None or _is_dict_of_text(settings),
+        "meta.config must be a dict of texts": _is_dict_of_text(settings),
     }
     for message, holds in wanted.items():
         if not holds:
             raise CheckpointError(f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed: {message}")
-    changed = () if settings is None else _changes(settings, settings_by_path(run.read_config(verify=False)))
+    changed = _changes(meta["config"], settings_by_path(run.read_config(verify=False)))
     return SavedProgress(restored.step, env, str(resume), changed)
 
 

@@ -9,7 +9,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,10 +65,16 @@ class Run:
     Attributes:
         directory: absolute path of the directory.
         lock: lock of the writer; None if the run was opened for reading.
+        lock_inode: inode number of the lock's file.
     """
 
     directory: Path
     lock: BaseFileLock | None = None
+    lock_inode: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.lock is not None:
+            object.__setattr__(self, "lock_inode", self._find_lock_inode())
 
     @property
     def checkpoints(self) -> Path:
@@ -102,13 +108,24 @@ class Run:
             self.lock.release()
 
     def require_writer(self) -> None:
-        """Check that this process may write.
+        """Check that this process may write, and that the directory is still in its place.
 
         Raises:
-            RunError: the run was opened for reading.
+            RunError: the run was opened for reading, or its directory was moved, removed or replaced.
         """
         if self.lock is None:
             raise RunError(f"{self.directory}: opened for reading; open_run(..., write=True) to write")
+        if self._find_lock_inode() != self.lock_inode:
+            raise RunError(
+                f"{self.directory}: was moved, removed or replaced while it was open for writing; nothing more is written "
+                "there; if it was moved, polyak resume continues it from its new place"
+            )
+
+    def _find_lock_inode(self) -> int | None:
+        try:
+            return os.stat(self.directory / LOCK).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def read_config(self, *, verify: bool = True) -> dict[str, Any]:
         """Read the config that was passed to `create`.

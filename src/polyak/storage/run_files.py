@@ -78,17 +78,18 @@ def drop_rows_after(path: Path, env_steps: int) -> None:
     Raises:
         RunError: the file cannot be read or written.
     """
-    lines, rows = _lines(path), []
-    # A damaged file may have millions of lines: most of them are recognized by length, without the time of a parser.
-    candidates = [line for line in lines if len(line) >= len('{"env_steps":0}') and b'"env_steps"' in line]
-    damaged = len(lines) - len(candidates)
-    for line in candidates:
+    rows, damaged = [], []
+    for number, line in enumerate(_lines(path), start=1):
         try:
-            rows += [line + b"\n"] if _parse_row(line, "")["env_steps"] <= env_steps else []
+            # A damaged file may have millions of lines: most of them are recognized by length, without the time of a parser.
+            if len(line) < len('{"env_steps":0}') or b'"env_steps"' not in line:
+                damaged.append(number)
+            elif _parse_row(line, "")["env_steps"] <= env_steps:
+                rows.append(line + b"\n")
         except RunError:
-            damaged += 1
+            damaged.append(number)
     if damaged:
-        warn(f"{path}: {damaged:,} damaged lines were dropped")
+        warn(f"{path}: {len(damaged):,} damaged lines were dropped, the first of which was line {damaged[0]:,}")
     if os.path.lexists(path):
         _write(path, b"".join(rows))
 

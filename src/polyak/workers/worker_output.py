@@ -37,7 +37,7 @@ class WithOutputFile:
 
     def __call__(self) -> HostEnv:
         """Redirect the output and create the environments."""
-        Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+        Path(self.path).parent.mkdir(exist_ok=True)
         file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         # File descriptors, to include C libraries and the traceback of a crash.
         for stream in (1, 2):
