@@ -1,5 +1,7 @@
 """Vector environments of every autoreset mode, as next-step ones; and what they may do wrong."""
 
+from typing import ClassVar
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -77,6 +79,60 @@ def test_masks_go_with_their_rows_in_every_mode(mode):
             allowed = np.ones(4, bool) if time_step.last[i] or time_step.first[i] else np.arange(4) != t % 4
             np.testing.assert_array_equal(time_step.action_mask[i], allowed)
         time_step = env.step(np.zeros(3, np.int32))
+
+
+class OneArray(toys.Scripted):
+    """All environments of this class write every observation into one tree of arrays and return that."""
+
+    tree: ClassVar = {"count": np.zeros(4), "pair": (np.zeros(1, np.float32), np.zeros(2, np.int32))}
+
+    def __init__(self, lengths=(3, 1, 5)):
+        super().__init__(lengths)
+        box = self.observation_space
+        pair = gymnasium.spaces.Tuple(
+            (gymnasium.spaces.Box(-1e6, 1e6, (1,)), gymnasium.spaces.Box(-1000, 1000, (2,), np.int32))
+        )
+        self.observation_space = gymnasium.spaces.Dict({"count": box, "pair": pair})
+
+    def _write(self, obs):
+        self.tree["count"][:] = obs
+        self.tree["pair"][0][:] = obs[0]
+        self.tree["pair"][1][:] = obs[1:3]
+        return self.tree
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return self._write(obs), info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return self._write(obs), *rest
+
+
+class OwnSync(SyncVectorEnv):
+    """Changes nothing, but is not stepped by ourselves."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("form", ["function", "sync", "wrapped", "derived"])
+def test_environments_that_return_one_array_have_rows_of_their_own(form, mode):
+    lengths = [(3, 1, 5), (2, 4), (1,)]
+
+    def make(cls):
+        functions = [lambda own=own: cls(lengths=own) for own in lengths]
+        if form == "function":
+            left = iter(functions)
+            return envs.make(lambda: next(left)(), num_envs=3)
+        given = (OwnSync if form == "derived" else SyncVectorEnv)(functions, autoreset_mode=mode)
+        return envs.make(Through(given) if form == "wrapped" else given)
+
+    env, plain, actions = make(OneArray), make(toys.Scripted), actions_of(20)
+    time_steps = [env.reset(0)] + [env.step(action) for action in actions]
+    expected = [plain.reset(0)] + [plain.step(action) for action in actions]
+    for ours, theirs in zip(time_steps, expected, strict=True):
+        np.testing.assert_array_equal(ours.obs["count"], theirs.obs)
+        np.testing.assert_array_equal(ours.obs["pair"][0], theirs.obs[:, :1])
+        np.testing.assert_array_equal(ours.obs["pair"][1], theirs.obs[:, 1:3])
 
 
 @pytest.mark.parametrize("mode", MODES)

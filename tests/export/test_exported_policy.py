@@ -72,6 +72,30 @@ def test_the_environments_action_space_contains_every_exported_action(tmp_path, 
         assert all(space.contains(action) for action in numpy_reader.load(path)(OBS))
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (None, "action_mask must be given, as .* has action masks"),
+        (np.zeros((5, 4), bool), "action_mask allows no action in some row"),
+        (np.arange(5)[:, None] + np.zeros((1, 4)) != 3, "action_mask allows no action in some row"),
+        (np.ones(4, bool), r"action_mask must have shape \(5, 4\), got \(4,\)"),
+        (np.ones((1, 4), bool), r"action_mask must have shape \(5, 4\), got \(1, 4\)"),
+    ],
+)
+def test_the_numpy_reader_rejects_the_masks_that_predict_rejects(tmp_path, mask, message):
+    policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4), "masked", has_action_mask=True), kind="numpy")
+    for act in (policy.predict, load_policy(path).predict, lambda obs, action_mask: numpy_reader.load(path)(obs, action_mask)):
+        with pytest.raises(ValueError, match=message):
+            act(OBS, action_mask=mask)
+
+
+def test_the_numpy_reader_rejects_a_mask_of_a_box(tmp_path):
+    policy, path = exported(tmp_path, EnvSpec(VECTOR, Box([-2.0], [2.0])), kind="numpy")
+    for act in (policy.predict, lambda obs, action_mask: numpy_reader.load(path)(obs, action_mask)):
+        with pytest.raises(ValueError, match=r"action_mask must be None, for .* has no mask"):
+            act(OBS, action_mask=np.ones((5, 1), bool))
+
+
 def test_first_resets_the_carry_of_single_observations(tmp_path):
     policy, path = exported(tmp_path, EnvSpec(VECTOR, Discrete(4)), network=LSTM(4, hidden=(4,), head=PolicyAndValue()))
     loaded = load_policy(path)

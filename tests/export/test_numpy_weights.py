@@ -13,6 +13,7 @@ from polyak.export.numpy_format import check_weights
 from polyak.export.write_policy import write_policy
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
+from polyak.policies.numpy_reader import Policy
 from tests.policies.test_network_policy import VECTOR, policy_for
 
 SPECS = {
@@ -77,6 +78,32 @@ def test_what_does_not_fit_the_spaces_is_rejected(kind, about, arrays, said, pla
     write_export(tmp_path / "changed", changed)
     with pytest.raises(ExportError, match=f"changed: its weights do not make a policy: .*{said}"):
         polyak.load_policy(tmp_path / "changed")
+
+
+@pytest.mark.parametrize("scaling", ["clip", "rescale"])
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [
+        (np.int32, -(2**31), 2**31 - 1),
+        (np.int32, 2**31 - 9, 2**31 - 1),
+        (np.int32, -(2**25) - 3, -(2**25) - 1),
+        (np.uint32, 2**32 - 4, 2**32 - 1),
+        (np.uint8, 0, 255),
+    ],
+)
+def test_integer_actions_lie_within_their_bounds_and_reach_them(scaling, dtype, low, high, tmp_path):
+    spec = EnvSpec(VECTOR, Box(low, high, (3,), dtype), action_scaling=scaling)
+    write_policy(policy_for(spec, network=MLP((4,), head=PolicyAndValue())), spec, "numpy", tmp_path / "p", {})
+    polyak.load_policy(tmp_path / "p")
+    about, arrays = read_export(tmp_path / "p").about, from_members(read_export(tmp_path / "p").members, "p")
+    arrays = {name: arrays[name] for name in ("low", "high")}
+    identity = {"head_kernel": np.eye(3, dtype=np.float32), "head_bias": np.zeros(3, np.float32)}
+    act = Policy({**about, "layers": 0}, arrays | identity)
+    ends = (-1.0, 1.0) if scaling == "rescale" else (low - 512, high + 512)  # Both bounds may be one float32.
+    actions = act(np.linspace(*ends, 3000, dtype=np.float32).reshape(-1, 3))
+    assert actions.dtype == dtype and actions.min() == low and actions.max() == high
+    if scaling == "rescale" and high - low < 256:
+        assert np.unique(actions).tolist() == list(range(low, high + 1))
 
 
 def test_spaces_that_only_declare_their_size_are_rejected_before_anything_of_that_size_is_made(plain):

@@ -49,8 +49,9 @@ def _bounds(space: Any) -> tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | Non
 
 
 def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> list[Any]:
-    """Read the arrays of one observation, with the shape and dtype of each leaf.
+    """Return copies of the arrays of one observation, with the shape and dtype of each leaf.
 
+    An environment may write the next observation into the same array, and so may another environment.
     Numbers of another width are cast (float64 to float32, a Python int to int64, an integer to a float).
 
     Args:
@@ -67,7 +68,7 @@ def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> 
             values = read_leaves(name, leaves, obs)
             check_no_others(name, leaves, obs)
         return [
-            value
+            value.copy()
             if type(value) is np.ndarray and value.shape == leaf.shape and value.dtype == leaf.dtype
             else _cast(value, leaf, f"{location()}: {leaf.name('the observation')}")
             for leaf, value in zip(leaves, values, strict=True)

@@ -1,6 +1,7 @@
 """A Gymnasium vector environment as a batch with next-step autoreset, from any autoreset mode."""
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -39,6 +40,16 @@ class ResetOptions(dict[str, Any]):
         return self.get(key, *default)
 
 
+class CopiedObs(list[Any]):
+    """Copies of the observations that the environments of a `SyncVectorEnv` returned.
+
+    It stacks them after all its environments have run, so environments that return one array would get equal observations.
+    """
+
+    def __setitem__(self, index: Any, obs: Any) -> None:
+        super().__setitem__(index, copy.deepcopy(obs))
+
+
 class ResetOnce:
     """An environment of a `SyncVectorEnv` that `VectorBatch` resets twice after an episode, with a step that is discarded.
 
@@ -64,7 +75,7 @@ class ResetOnce:
         if first is not None and seed is None:
             return first
         result = self._env.reset(seed=seed, options=options)
-        self._first = result if self._has_ended and seed is None else None
+        self._first = (copy.deepcopy(result[0]), result[1]) if self._has_ended and seed is None else None
         self._has_ended = False
         return result
 
@@ -135,6 +146,8 @@ class VectorBatch:
             raise ValueError(f"{name}: metadata['autoreset_mode'] must be {modes}, got {got!r}") from None
         self._check_wrappers()
         layers = layers_of(env)
+        if isinstance(layers[-1], SyncVectorEnv):
+            layers[-1]._env_obs = CopiedObs([None] * self.num_envs)
         self._is_wrapped = len(layers) > 1 and self.mode is not AutoresetMode.NEXT_STEP
         # Below the wrappers, which read the mask after the reset; only once if `make` is called twice for an environment.
         if self._is_wrapped and not isinstance(layers[-2], MaskedResets):
@@ -265,11 +278,7 @@ class VectorBatch:
         return result
 
     def _read(self, obs: Any) -> list[npt.NDArray[Any]]:
-        """Return copies of the observation's arrays, as the environment may reuse its arrays."""
-        leaf = self._batched[0]
-        if type(obs) is np.ndarray and obs.shape == leaf.shape and obs.dtype == leaf.dtype and not leaf.keys:
-            return [obs.copy()]
-        return [np.array(array) for array in read_obs(self._batched, obs, self.location)]
+        return read_obs(self._batched, obs, self.location)
 
     def _rewards(self, value: Any) -> npt.NDArray[Any]:
         array = self._vector("the reward", value, "fiub", "numbers")

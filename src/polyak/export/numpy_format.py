@@ -27,7 +27,10 @@ def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any]
     if squash_mean and not action.bounded:
         raise ValueError(f"squash_mean needs finite bounds, got {action}")
     about = {"action": "box", "shape": list(action.shape), "dtype": str(action.dtype), "divide": divide}
-    bounds = {name: x.reshape(1, -1) for name, x in zip(("low", "high"), action.float32_bounds, strict=True)}
+    # In float64, integer bounds of 32 bits are exact, and so the reader computes integer actions in float64.
+    exact = (action.low.astype(np.float64), action.high.astype(np.float64))
+    low, high = action.float32_bounds if action.dtype.kind == "f" else exact
+    bounds = {"low": low.reshape(1, -1), "high": high.reshape(1, -1)}
     # Squashing into the bounds equals squashing into ±1 and scaling to the bounds.
     return {**about, "rescale": squash_mean or spec.action_scaling == "rescale"}, bounds
 
@@ -61,7 +64,9 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
         width = columns
     outputs = spec.action.n if isinstance(spec.action, Discrete) else math.prod(bounds["low"].shape)
     got = {name: x.shape for name, x in arrays.items()}
-    if got != shapes or width != outputs or any(x.dtype != np.float32 for x in arrays.values()):
+    dtypes = {name: (np.float32, x.dtype) for name, x in bounds.items()}
+    is_typed = all(x.dtype in dtypes.get(name, (np.float32,)) for name, x in arrays.items())
+    if got != shapes or width != outputs or not is_typed:
         raise ValueError(
             f"its arrays are {str(got)[:300]}, expected {str(shapes)[:300]}, {outputs} columns at the end, all float32"
         )

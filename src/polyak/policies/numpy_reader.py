@@ -36,7 +36,8 @@ def load(path: Any) -> "Policy":
         hashes = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in members.items()}
         if hashes != header["files"]:
             raise ValueError(f"{path}: is damaged: its members do not have the SHA-256 that its header gives")
-        return Policy(about, {name.removesuffix(".npy"): array_of(data) for name, data in members.items()})
+        has_mask = any(array["name"] == "action_mask" for array in header["inputs"])
+        return Policy(about, {name.removesuffix(".npy"): array_of(data) for name, data in members.items()}, has_mask)
 
 
 def array_of(npy: bytes) -> Any:
@@ -80,18 +81,34 @@ def make_network(arrays: Any, layers: int, activation: str, rows: int | None = N
 
 
 class Policy:
-    """The greedy policy; `about` describes the layers and the scaling of observations and actions."""
+    """The greedy policy; `about` describes the layers and the scaling of observations and actions.
 
-    def __init__(self, about: Any, arrays: Any) -> None:
-        self.about, self.arrays = about, arrays
+    With `has_mask`, calls need an `action_mask`.
+    """
+
+    def __init__(self, about: Any, arrays: Any, has_mask: bool = False) -> None:
+        self.about, self.arrays, self.has_mask = about, arrays, has_mask
 
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
-        """The environment's actions for observations `[N, ...]`; `action_mask` `[N, n]` is True where an action is allowed."""
+        """The environment's actions for observations `[N, ...]`; `action_mask` `[N, n]` is True where an action is allowed.
+
+        Raises `ValueError` for a mask that is missing, has another shape, or allows no action in some row.
+        """
         about, a = self.about, self.arrays
         x = np.asarray(obs).astype(np.float32).reshape(len(obs), -1) / np.float32(about["divide"])
         x = make_network(a, about["layers"], about["activation"])(x)
+        if action_mask is None and self.has_mask:
+            raise ValueError("action_mask must be given, as the environment has action masks; pass that of the observations")
+        if action_mask is not None and about["action"] != "discrete":
+            raise ValueError("action_mask must be None, for a Box has no mask")
+        if action_mask is not None:
+            flags = np.asarray(action_mask, bool)
+            if flags.shape != x.shape:
+                raise ValueError(f"action_mask must have shape {x.shape}, got {flags.shape}")
+            if not flags.any(axis=1).all():
+                raise ValueError(f"action_mask allows no action in some row; got {action_mask}")
+            x = np.where(flags, x, -np.inf)
         if about["action"] == "discrete":
-            x = x if action_mask is None else np.where(action_mask, x, -np.inf)
             return (x.argmax(axis=1) + about["start"]).astype(np.int32)
         if about["tanh"]:
             x = np.tanh(x)
