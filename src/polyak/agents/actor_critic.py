@@ -76,7 +76,6 @@ class ActorCriticAgent(OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action without noise, or the action of its average if there is one."""
-        self.check_state("policy", state)
         actor, average = state.copies.actor.evaluated(), state.copies.average
         evaluated = actor if average is None or self.ema_tau is None else cast_like(average, actor)
         return Greedy(self._network_policy(state, evaluated))

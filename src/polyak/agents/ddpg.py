@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +62,6 @@ class DDPG(TargetSettings, ActorCriticAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    copies_type: ClassVar[type] = ActorCriticCopies
-
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
     exploration: Literal["ou", "gaussian"] = choice(default="ou", choices=("ou", "gaussian"))
@@ -90,7 +88,6 @@ class DDPG(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        self.check_state("collect_policy", state)
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         policy = self._network_policy(state, state.copies.actor.online)

@@ -1,6 +1,6 @@
 """The base of agents that learn from each rollout once it is collected, by a network of a policy and its value."""
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
 import optax
@@ -10,7 +10,6 @@ from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, integer, number, static, struct
 from polyak.core.types import Metrics, Network, Rollout, Scalar, Variables
@@ -84,7 +83,6 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     max_grad_norm: Scalar | None = 0.5
     adam_eps: Scalar = 1e-5
 
-    state_type: ClassVar[type[OnPolicyState]] = OnPolicyState
     diagnose = diagnose_skips
 
     def follow(self) -> Follow | None:
@@ -101,7 +99,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         check_actor_critic(self._network, copies.online, self.spec)
         warn_of_training_layers(type(self).__name__, self._network, copies.online)
         normalizers = create_normalizers(self)
-        return self.state_type(
+        return OnPolicyState(
             copies=copies.with_optimizer_state(self.optimizer_at(0)),
             obs_normalizer=normalizers.obs,
             reward_scaler=normalizers.reward,
@@ -112,19 +110,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     def policy(self, state: OnPolicyState) -> Greedy:
         """Return the policy of the most probable action, by the target copy or the shared copy if there is one."""
-        self.check_state("policy", state)
         return Greedy(self._network_policy(state, state.copies.evaluated(state.copies.names[-1])))
-
-    def check_state(self, where: str, state: Any) -> None:
-        """Check that a value is a state of this agent.
-
-        Args:
-            where: the name of the method that received the value.
-
-        Raises:
-            TypeError: the value is something else.
-        """
-        check_state(f"{type(self).__name__}.{where}", state, self.state_type)
 
     def metrics(self, before: OnPolicyState, after: OnPolicyState) -> Metrics:
         """Return the counts of an update, and the learning rate it was made with."""

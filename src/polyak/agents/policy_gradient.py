@@ -154,7 +154,6 @@ class PolicyGradientAgent(OnPolicyAgent):
             gradients: the first result of `gradients`.
             summary: the second result of `gradients`.
         """
-        self.check_state("apply", state)
         self._check_created(state, state.copies.optimizer_state)
         optimizer, bad = self.optimizer_at(state.env_steps), dict(zip(QUANTITIES, summary.bad, strict=True))
         bad |= {"loss": ~jnp.isfinite(summary.terms["loss"]), "gradient": ~all_finite(gradients)}
@@ -168,7 +167,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Args:
             shared_optimizer: True: the shared copy has the only optimizer; False: the receiver holds an optimizer per worker.
         """
-        self.check_state("share", state)
         copies, optimizer_state = state.copies, state.copies.optimizer_state
         shared = Shared.init(copies.online, jax.tree.map(jnp.copy, optimizer_state) if shared_optimizer else ())
         senders = Senders.init(num_workers, None if shared_optimizer else optimizer_state)
@@ -183,7 +181,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Raises:
             ValueError: there is no shared copy.
         """
-        self.check_state("unshare", state)
         copies, shared = state.copies, self._shared(state, "unshare")
         first = jax.tree.map(lambda x: x[0], senders.optimizer_state)
         own = dataclasses.replace(
@@ -197,7 +194,6 @@ class PolicyGradientAgent(OnPolicyAgent):
 
     def worker_state(self, state: OnPolicyState) -> OnPolicyState:
         """Return the part of the receiver's state that a worker pulls, which `collect_policy` and `gradients` use."""
-        self.check_state("worker_state", state)
         return dataclasses.replace(state, copies=worker_copies(state.copies))
 
     def receive(
@@ -216,7 +212,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Raises:
             ValueError: there is no shared copy, or the gradients have another tree.
         """
-        self.check_state("receive", state)
         copies, shared = state.copies, self._shared(state, "receive")
         self._check_created(state, shared.optimizer_state if copies.shared_optimizer else None)
         shared, senders, receipt = receive(
@@ -258,7 +253,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Raises:
             TypeError, ValueError: rollout or weights do not fit the spec or the state the settings (while tracing).
         """
-        self.check_state("update", state)
         check_rollout(rollout, self.spec)
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_created_with, check_state
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
@@ -142,12 +142,10 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
 
     def policy(self, state: PQNState) -> Greedy:
         """The action of the largest value."""
-        check_state("PQN.policy", state, PQNState)
         return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: PQNState) -> EpsilonGreedy | Boltzmann | FreshNoise:
         """The action of the largest value or, with probability ε, a random one."""
-        check_state("PQN.collect_policy", state, PQNState)
         return add_q_exploration(self._network_policy(state, state.copies.online), self._exploration_rate(state))
 
     def update(
@@ -164,7 +162,6 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the rollout does not fit the spec or the minibatches the settings (while tracing).
         """
-        check_state("PQN.update", state, PQNState)
         check_created_with(self, equal=settings_of(self, state.obs_normalizer), present={})
         num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides("PQN", num_steps, num_envs, self.num_minibatches)

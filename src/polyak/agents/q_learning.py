@@ -125,12 +125,10 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest value."""
-        self.check_state("policy", state)
         return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
-        self.check_state("collect_policy", state)
         policy, env_steps = self._network_policy(state, state.copies.online), state.env_steps
         explorer = add_q_exploration(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
         return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer

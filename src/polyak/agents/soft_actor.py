@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -121,8 +121,6 @@ class SoftActorAgent(ActorCriticAgent):
         policy_delay: gradient steps of the critics for one of the actor and of α.
     """
 
-    copies_type: ClassVar[type] = SoftActorCopies
-
     alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
@@ -193,7 +191,6 @@ class SoftActorAgent(ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
-        self.check_state("collect_policy", state)
         explorer = add_sde(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
         policy = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy

@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +77,6 @@ class TD3(TargetSettings, ActorCriticAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    copies_type: ClassVar[type] = ActorCriticCopies
-
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     num_target_critics: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=2)
@@ -107,7 +104,6 @@ class TD3(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
-        self.check_state("collect_policy", state)
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)

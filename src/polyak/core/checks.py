@@ -111,19 +111,6 @@ def check_callbacks(owner: str, callbacks: Any) -> None:
             continue
 
 
-def check_state(owner: str, state: Any, cls: type) -> None:
-    """Check that a value is an agent's state; the error names the attribute that holds it, as of a result.
-
-    Raises:
-        TypeError: the value is something else.
-    """
-    if type(state) is cls:
-        return
-    inner = [name for name in ("state", "agent") if type(getattr(state, name, None)) is cls]
-    instead = f"pass its .{inner[0]}" if inner else "agent.init(key) returns one"
-    raise TypeError(f"{owner}: state must be of type {cls.__name__}, got {type(state).__name__}; {instead}")
-
-
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Check that a value is one of the choices.
 
