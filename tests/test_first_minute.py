@@ -348,12 +348,6 @@ def test_arguments_of_predict_by_other_names(name, says):
             policy.predict(np.zeros(ENV.spec.obs.shape, np.float32), **{name: None})
 
 
-@pytest.mark.parametrize("agent", [polyak.PPO, polyak.DQN])
-def test_init_with_an_integer(agent):
-    with pytest.raises(TypeError, match=r"init: key must be a JAX key, got 0; pass key=jax\.random\.key\(0\)"):
-        agent(ENV.spec).init(0)
-
-
 def test_the_class_of_an_agent_and_other_things_in_its_place():
     for loop in (train.run, loops.compiled):
         with pytest.raises(TypeError, match=r"agent must be an agent, got the class PPO; pass PPO\(env\.spec\)"):
