@@ -29,7 +29,7 @@ from polyak.learning.normalizers import (
 from polyak.learning.prefill import add_stream
 from polyak.networks.adapters import has_batch_statistics
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.gradient_step import Guard, StepLog, all_finite, check_optimizer, diagnose_skips, flag_quantities, in_float32
+from polyak.ops.gradient_step import Guard, StepLog, all_finite, diagnose_skips, flag_quantities, in_float32
 from polyak.ops.losses import fill_rows, sum_over_devices
 from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
@@ -338,7 +338,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the settings do not go together; the message names them.
         """
-        check_optimizer(self)
+        self.check_optimizer()
         check_normalizers(self)
 
     def _create_replay(self) -> ReplayState:

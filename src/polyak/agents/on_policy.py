@@ -3,7 +3,6 @@
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.agent import BaseAgent
@@ -18,9 +17,9 @@ from polyak.learning.normalizers import Normalizers, check_created_normalizers, 
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
 from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import has_images
-from polyak.ops.gradient_step import Guard, check_optimizer, check_optimizer_state, diagnose_skips, optimizer_of
+from polyak.ops.gradient_step import Guard, check_optimizer_state, diagnose_skips
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
-from polyak.ops.schedules import Count, StepCount, value_at
+from polyak.ops.schedules import StepCount, value_at
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.predict import PolicyWithSpec
 
@@ -89,10 +88,6 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Return the rule by which a target copy follows the online copy: by default there is no target."""
         return None
 
-    def optimizer_at(self, env_steps: Count) -> optax.GradientTransformation:
-        """Return the optimizer, with the learning rate of this step."""
-        return optimizer_of(self, env_steps)
-
     def init(self, key: PRNGKeyArray) -> OnPolicyState:
         """Create a new state."""
         copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None, target=self.follow())
@@ -125,7 +120,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the settings do not go together; the message names them.
         """
-        check_optimizer(self)
+        self.check_optimizer()
         check_normalizers(self)
         check_squashing(type(self).__name__, self._network, self.spec, squash=self.squash)
 

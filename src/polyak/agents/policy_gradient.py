@@ -29,7 +29,6 @@ from polyak.ops.gradient_step import (
     compute_gradient,
     count_microbatches,
     flag_quantities,
-    optimizer_of,
     rmsprop,
 )
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
@@ -235,12 +234,13 @@ class PolicyGradientAgent(OnPolicyAgent):
         state, metrics = self._after_step(state, copies, guard, summary, counts=counts, applied=receipt.applied)
         return state, senders, metrics
 
-    def optimizer_at(self, env_steps: Count) -> optax.GradientTransformation:
-        """Return the optimizer, with the learning rate of this step."""
+    def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
+        """Return `optimizer`, or RMSProp or Adam with the learning rate of this step."""
         if self.optimizer is not None or self.optimizer_name == "adam":
-            return optimizer_of(self, env_steps)
+            return super().optimizer_at(env_steps, learning_rate)
         decay, eps, max_norm = self.rms_decay, self.rms_eps, self.max_grad_norm
-        return rmsprop(self.learning_rate, env_steps, decay=decay, eps=eps, max_grad_norm=max_norm)
+        schedule = self.learning_rate if learning_rate is None else learning_rate
+        return rmsprop(schedule, env_steps, decay=decay, eps=eps, max_grad_norm=max_norm)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True if layers are at most 256 wide and, on one device, rollouts have at most 256 samples."""

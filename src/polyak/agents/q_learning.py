@@ -15,7 +15,7 @@ from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Variables
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -92,7 +92,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         spec = as_discrete(type(self).__name__, self.spec)
         copies = NetworkCopies.create(self._network, key, spec, optimizer=None, target=self.follow())
         self.check_network(copies.online)
-        return copies.with_optimizer_state(optimizer_of(self))
+        return copies.with_optimizer_state(self.optimizer_at())
 
     def train_step(
         self,
@@ -107,12 +107,12 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """One gradient step of `loss`, after which the target follows."""
         batch = combine_actions(self.spec.action, batch)
         loss = partial(self.loss, online=copies.online, target=copies.variables("target"), key=key)
-        copies, log = copies.train(loss, optimizer_of(self, env_steps), batch, enabled=enabled, axis_name=axis_name)
+        copies, log = copies.train(loss, self.optimizer_at(env_steps), batch, enabled=enabled, axis_name=axis_name)
         return copies.follow(updates=log.applied.astype(jnp.uint32)), log
 
     def check_copies(self, copies: NetworkCopies) -> None:
         """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
-        check_optimizer_state(optimizer_of(self), copies.online.params, copies.optimizer_state)
+        check_optimizer_state(self.optimizer_at(), copies.online.params, copies.optimizer_state)
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
         """The learning rate, and the probability of a random action while the rollout was collected."""

@@ -20,7 +20,7 @@ from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Categorical, for_space
-from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.policies.exploration import RandomWarmStart
@@ -186,7 +186,7 @@ class SoftActorAgent(ActorCriticAgent):
         actor, critics, average = self._create_networks(key, actor_target=None)
         self.check_critics(critics.online)
         log_alpha = jnp.log(jnp.asarray(self.initial_alpha, jnp.float32))
-        temperature = Temperature(log_alpha, optimizer_of(self).init(jnp.array(log_alpha, copy=True)))
+        temperature = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
         return SoftActorCopies(actor, critics, temperature, average)
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
@@ -211,7 +211,7 @@ class SoftActorAgent(ActorCriticAgent):
         """
         actor, critics, temperature = copies.actor, copies.critics, copies.temperature
         rates = self.learning_rate, self.actor_learning_rate, self.alpha_learning_rate
-        critics_step, actor_step, alpha_step = (optimizer_of(self, env_steps, rate) for rate in rates)
+        critics_step, actor_step, alpha_step = (self.optimizer_at(env_steps, rate) for rate in rates)
         critic_key, actor_key, alpha_key = jax.random.split(key, 3)
         alpha = self._alpha(temperature.log_alpha)
         loss = partial(

@@ -25,7 +25,7 @@ from polyak.learning.actor_critic_updates import (
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux, StepLog, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import RandomWarmStart
@@ -122,8 +122,8 @@ class TD3(TargetSettings, ActorCriticAgent):
         axis_name: str | None,
     ) -> tuple[ActorCriticCopies, StepLog]:
         """One gradient step of the critics; every `policy_delay`-th step also one of the actor; and the targets' update."""
-        critics_step = optimizer_of(self, env_steps)
-        actor_step = optimizer_of(self, env_steps, self.actor_learning_rate)
+        critics_step = self.optimizer_at(env_steps)
+        actor_step = self.optimizer_at(env_steps, self.actor_learning_rate)
         actor, critics = copies.actor, copies.critics
         loss = partial(
             self.critic_loss,

@@ -1,13 +1,13 @@
 """Generalized state-dependent exploration: noise that is a function of the state for some steps."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.spaces import Box, EnvSpec
+from polyak.core.spaces import Box
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, TimeStep
 from polyak.networks.feedforward import policy_settings
@@ -16,21 +16,6 @@ from polyak.ops.distributions import Distribution
 from polyak.policies.network_policy import NetworkPolicy
 from polyak.policies.predict import as_python, predict
 from polyak.policies.wrapper import inner_spec
-
-
-@runtime_checkable
-class SDESettings(Protocol):
-    """The settings of an agent with state-dependent exploration."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment's spaces."""
-        ...
-
-    @property
-    def sde_sample_freq(self) -> int | None:
-        """Steps with one ε; None explores otherwise."""
-        ...
 
 
 @struct
@@ -114,7 +99,7 @@ def has_sde(network: Network) -> bool:
     return settings is not None and settings.std == "sde"
 
 
-def check_sde(settings: SDESettings, network: Network) -> None:
+def check_sde(settings: Any, network: Network) -> None:
     """Check that an agent's `sde_sample_freq` is set if and only if its network has `std="sde"`.
 
     Raises:
