@@ -147,7 +147,7 @@ def test_actors_and_critics_suggest_their_fields(make, name, says):
 
 @pytest.mark.parametrize("method", ["policy", "collect_policy"])
 def test_policy_of_a_result_or_a_loop_state(method, result):
-    for wrong, name in ((result, "Result"), (result.loop_state, "LoopState"), (0, "int")):
+    for wrong, name in ((result, type(result).__name__), (result.loop_state, "LoopState"), (0, "int")):
         with pytest.raises(AttributeError, match=f"'{name}' object has no attribute '(copies|obs_normalizer)'"):
             getattr(AGENT, method)(wrong)
 
