@@ -1,7 +1,7 @@
 """Shared types and interfaces: time steps, rollouts, policies, agents, networks, environments."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -135,12 +135,6 @@ class TimeStep:
     first: Any
     action_mask: PyTree = None
     record: EpisodeRecord | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError(
-            "TimeStep cannot be unpacked as obs, reward, terminated, truncated, info; use its fields: time_step.obs, "
-            "time_step.reward, time_step.terminated, time_step.truncated"
-        )
 
     @property
     def last(self) -> Any:
