@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -310,16 +310,6 @@ def check_made(owner: str, env: Any, name: str = "env") -> None:
         raise TypeError(
             f"{owner}: {name} must be created with polyak.envs.make(...), got {type(env).__name__}; wrap it with make first"
         )
-
-
-@runtime_checkable
-class HasSpec(Protocol):
-    """A policy with the spec that it was built for."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Spec of one environment."""
-        ...
 
 
 def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, expected_by: str = "agent") -> None:

@@ -84,7 +84,10 @@ class NetworkPolicy:
         return distribution, carry, self.info(params, value)
 
     def mode_in_numpy(self) -> tuple[int, Mode] | None:
-        """See `ModeInNumPy`; a derived class may act otherwise."""
+        """Return the largest batch size that NumPy computes faster than a call of JAX, and `mode(obs)`; None if it never does.
+
+        A derived class may act otherwise.
+        """
         most = max_batch_size(self.network, self.spec, MAX_PREDICT_PRODUCTS) if type(self) is NetworkPolicy else 0
         if not most:
             return None

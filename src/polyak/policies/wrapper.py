@@ -3,7 +3,7 @@
 A wrapper's class assigns the methods by name: `spec = inner_spec`, `initial_state = inner_initial_state`.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,7 @@ from polyak.ops.schedules import MAX_STEPS, StepCount
 from polyak.policies.predict import PolicyWithSpec, predict
 
 
-@runtime_checkable
-class Wrapper(Protocol):
-    """A policy around another one."""
-
-    @property
-    def policy(self) -> Any:
-        """The inner policy."""
-        ...
-
-
-def _spec_of_inner(wrapper: Wrapper) -> EnvSpec:
+def _spec_of_inner(wrapper: Any) -> EnvSpec:
     """The inner policy's."""
     spec: EnvSpec = wrapper.policy.spec
     return spec
@@ -37,14 +27,14 @@ def _spec_of_inner(wrapper: Wrapper) -> EnvSpec:
 inner_spec: Any = property(_spec_of_inner)
 
 
-def inner_initial_state(wrapper: Wrapper, batch_size: int) -> PyTree:
+def inner_initial_state(wrapper: Any, batch_size: int) -> PyTree:
     """The inner policy's."""
     return wrapper.policy.initial_state(batch_size)
 
 
 @suggest_arguments("predict")
 def inner_predict(
-    self: Wrapper,
+    self: Any,
     obs: Any,
     carry: PyTree = None,
     *,

@@ -1,7 +1,7 @@
 """Checks the outputs of Python policies against their declaration: structure, shape, dtype, NaN, bounds."""
 
 from collections.abc import Coroutine, Generator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,6 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 # Values that NumPy would make an array of, or hide inside one.
 NOT_ARRAYS = (tuple, dict, str, bytes, np.ma.MaskedArray, PolicyStep, Coroutine, Generator)
-
-
-@runtime_checkable
-class Declared(Protocol):
-    """An array, or a description of one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape for one environment."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """Its dtype."""
-        ...
 
 
 class OutputChecker:
@@ -176,7 +161,8 @@ def specs_like(tree: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if isinstance(leaf, Dict | Tuple):
             return map_space(lambda space: _any_number(name, space.shape, space.dtype), leaf)
-        if not isinstance(leaf, Declared) or not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_)):
             at, of = f" at {name!r}" if name else "", "spaces, shapes with dtypes, or arrays of numbers"
             raise TypeError(f"must declare {of}{at}, e.g. np.int32(0), got {_short(leaf)}")
         # In JAX 64 bits become 32, unless jax_enable_x64 is set.
