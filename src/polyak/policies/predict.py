@@ -189,6 +189,13 @@ def as_python(policy: PolicyWithSpec, *, deterministic: bool = True) -> AsPython
     return AsPython(policy.spec, policy.initial_state, act)
 
 
+class NumPyMethods:
+    """The methods of a policy that take and return NumPy arrays."""
+
+    predict = predict
+    as_python = as_python
+
+
 class _Form(NamedTuple):
     """The cached data of a policy, for its lifetime."""
 

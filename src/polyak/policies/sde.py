@@ -14,8 +14,7 @@ from polyak.networks.feedforward import policy_settings
 from polyak.networks.policy_head import sde_of
 from polyak.ops.distributions import Distribution
 from polyak.policies.network_policy import NetworkPolicy
-from polyak.policies.predict import as_python, predict
-from polyak.policies.wrapper import inner_spec
+from polyak.policies.wrapper import PolicyWrapper
 
 
 @struct
@@ -32,7 +31,7 @@ class SDECarry:
 
 
 @struct
-class StateDependentExploration:
+class StateDependentExploration(PolicyWrapper):
     """Actions of a network whose noise is linear in the features z(s) of the state.
 
         a = μ(s) + z(s)ᵀ (σ ∘ ε),    ε_fa ~ N(0, 1), drawn anew every `sample_freq` steps and where an episode begins
@@ -61,8 +60,6 @@ class StateDependentExploration:
             )
         check_integer("StateDependentExploration", "sample_freq", self.sample_freq, optional=True)
 
-    spec = inner_spec
-
     def initial_state(self, batch_size: int) -> SDECarry:
         """No noise yet."""
         features = self.policy.variables.params["policy"]["log_std"]["all"].shape
@@ -88,9 +85,6 @@ class StateDependentExploration:
         action: Any = params["loc"] + shift.reshape(params["loc"].shape)
         action = jnp.tanh(action) if self.policy.squash else action
         return PolicyStep(action, SDECarry(noise, jnp.where(is_drawn, 0, steps)), self.policy.info(params, value))
-
-    predict = predict
-    as_python = as_python
 
 
 def has_sde(network: Network) -> bool:

@@ -15,21 +15,23 @@ from polyak.core.struct import struct
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 from polyak.ops.schedules import MAX_STEPS, StepCount
-from polyak.policies.predict import PolicyWithSpec, predict
+from polyak.policies.predict import NumPyMethods, PolicyWithSpec, predict
 
 
-def _spec_of_inner(wrapper: Any) -> EnvSpec:
-    """The inner policy's."""
-    spec: EnvSpec = wrapper.policy.spec
-    return spec
+class PolicyWrapper(NumPyMethods):
+    """A policy around an inner `policy`, with its spec, and with its recurrent state unless it has one of its own."""
 
+    policy: Any
 
-inner_spec: Any = property(_spec_of_inner)
+    @property
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        spec: EnvSpec = self.policy.spec
+        return spec
 
-
-def inner_initial_state(wrapper: Any, batch_size: int) -> PyTree:
-    """The inner policy's."""
-    return wrapper.policy.initial_state(batch_size)
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
 
 
 @suggest_arguments("predict")
