@@ -37,8 +37,7 @@ class _ByValue:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
 
-@short_repr()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Box(_ByValue):
     """Arrays between `low` and `high`, elementwise; bounds may be infinite. The arguments have Gymnasium's order.
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
 from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_error_flags, count_failures_in
-from polyak.core.printing import format_number, short_repr
+from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Env, EpisodeRecord, HostEnv, Policy, PyTree, TimeStep
@@ -43,7 +43,6 @@ class UnendedEpisodes(TimeoutError):
     """Episodes of an evaluation did not end within `max_steps`."""
 
 
-@short_repr("episodes", "mean_return", "std_return", "mean_length", "success_rate")
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns and lengths of the evaluated episodes, ordered by environment.
