@@ -5,7 +5,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -49,7 +49,6 @@ def parse(
         is_misspelt = difflib.get_close_matches(name, [*field_names(kind), "help"], n=1, cutoff=0.8)
         if not is_misspelt and (others := owners(name)):
             raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it")
-    _check_switches(kind, arguments)
     # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     with VALUE_RULES:
@@ -77,29 +76,6 @@ def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Return the flags for which the dataclass `kind` has no field."""
     own = {_normalize(f"--{name}") for name in field_names(kind)}
     return [flag for flag in _flags_in(arguments) if flag not in own]
-
-
-SWITCH_VALUES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-"""Values that other command lines accept after flags such as `--dueling`."""
-
-
-def _check_switches(kind: Any, arguments: Sequence[str]) -> None:
-    """Check that no value follows a flag `--name` or `--no-name`: tyro's error would name only the value."""
-    switches = {_normalize(f"--{name}") for name in field_names(kind, (bool, bool | None))}
-    for flag, following in pairwise([*arguments, ""]):
-        name, equals, text = flag.partition("=")
-        value = text if equals else following
-        if (
-            name.startswith("--")
-            and _normalize(name) in switches
-            and (equals or (not value.startswith(("--", "-h")) and value))
-        ):
-            switch = _normalize(name).removeprefix("--")
-            advice = f"--{switch} or --no-{switch}"
-            if value.lower() in SWITCH_VALUES:
-                is_on = SWITCH_VALUES[value.lower()] != name[2:].startswith(("no-", "no_"))
-                advice = f"--{switch}" if is_on else f"--no-{switch}"
-            raise UsageError(f"{name} takes no value, got {value!r}; write {advice}")
 
 
 OTHER_NAMES = {
