@@ -360,22 +360,14 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         if isinstance(stored, DrawnBatches):
             return
         created = jax.eval_shape(self._create_replay)
-        kinds = [
-            {
-                "capacity": replay.capacity * number,
-                "num_steps": replay.num_steps,
-                "priorities": replay.priorities is not None,
-                "sequences": replay.carries is not None,
-                "frame stacks": replay.rows.game_first is not None,
-                "a replay of the structure": jax.tree.structure(replay),
-            }
-            for replay, number in ((stored, devices), (created, 1))
-        ]
-        for name, value in kinds[0].items():
-            if value != kinds[1][name]:
+        for name, value, wanted in (
+            ("capacity", stored.capacity * devices, created.capacity),
+            ("the replay", jax.tree.structure(stored), jax.tree.structure(created)),
+        ):
+            if value != wanted:
                 raise ValueError(
-                    f"{type(self).__name__}.update: this state was created with {name}={value} but the agent has "
-                    f"{kinds[1][name]}; create it with agent.init(key)"
+                    f"{type(self).__name__}.update: this state was created with {name}={value!s:.300} but the agent has "
+                    f"{wanted!s:.300}; create it with agent.init(key)"
                 )
 
     def _count_gradient_steps(self, num_envs: int) -> int:

@@ -12,8 +12,6 @@ from polyak.core.types import Agent, Histogram, Mean, Policy, PyTree
 from polyak.loops.metrics import is_number
 
 METHODS = tuple(name for name in vars(Agent) if not name.startswith("_"))
-METHODS_OF_A_POLICY = ("initial_state", "action")
-"""Methods of `collect_policy(state)` that loops call."""
 
 
 def check_agent(owner: str, agent: Any) -> None:
@@ -51,17 +49,6 @@ def check_policy_methods(owner: str, policy: Any) -> None:
         f"{wanted}; wrap a function f with PythonPolicy(f, env.spec), an exported policy with "
         "PythonPolicy(policy.as_python(), env.spec)"
     )
-
-
-def check_collect_policy(agent: Agent, policy: Any) -> None:
-    """Check that an agent's `collect_policy` has returned a policy.
-
-    Raises:
-        TypeError: the result lacks a method of a policy.
-    """
-    if missing := _missing(policy, METHODS_OF_A_POLICY):
-        got = f"{type(policy).__name__}, which lacks {' and '.join(missing)}"
-        raise TypeError(f"{type(agent).__name__}.collect_policy must return a policy, got {got}")
 
 
 def check_update(agent: Agent, before: PyTree, result: Any) -> None:

@@ -34,7 +34,7 @@ from polyak.core.types import (
     TimeStep,
     copy_buffers,
 )
-from polyak.loops.agent_check import check_agent, check_collect_policy, check_update
+from polyak.loops.agent_check import check_agent, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
 from polyak.loops.metrics import add_metrics, as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay
@@ -157,7 +157,6 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
     policy = agent.collect_policy(state)
-    check_collect_policy(agent, policy)
     loop_state = LoopState(
         agent=state,
         env=env_state,

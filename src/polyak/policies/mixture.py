@@ -71,9 +71,6 @@ class Mixture(NumPyMethods):
         choice, draw = self._choice(draw, time_step)
         each = zip(self.policies, inner, jax.random.split(key, len(self.policies)), strict=True)
         steps = [policy.action(time_step, own, own_key) for policy, own, own_key in each]
-        trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
-        if any(tree != trees[0] for tree in trees):
-            raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
         action, info = (select_rows(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
         return PolicyStep(action, (draw, _after(choice, inner, [step.carry for step in steps])), info)
 

@@ -94,7 +94,7 @@ class OutputChecker:
         name = self._name(spec, where)
         # A tuple is structure, None a forgotten return value: NumPy would make arrays of both.
         if value is None or isinstance(value, NOT_ARRAYS):
-            raise TypeError(f"{name} must be an array of {spec.dtype}, got {_short(value)}{_hint(value)}")
+            raise TypeError(f"{name} must be an array of {spec.dtype}, got {_short(value)}")
         if self._part == "action" and spec.dtype.kind in "iu":
             value = _to_integers(value)
         return to_array(name, value, shape, spec.dtype)
@@ -216,21 +216,6 @@ def _to_integers(value: Any) -> Any:
     with np.errstate(invalid="ignore"):
         integers = array.astype(np.int64)
     return integers if np.array_equal(integers, array) else value
-
-
-def _hint(value: Any) -> str:
-    """Advice for a value that is no array, for an error."""
-    match value:
-        case np.ma.MaskedArray():
-            return "; replace the masked entries, e.g. by value.filled(0)"
-        case PolicyStep():
-            return "; a function of obs returns the action alone, one of (time_step, carry) a PolicyStep"
-        case Coroutine():
-            value.close()
-            return "; async functions are not awaited, so call asyncio.run inside the policy"
-        case Generator():
-            return "; a policy returns its action, it does not yield it"
-    return ""
 
 
 def _short(value: Any) -> str:
