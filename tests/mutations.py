@@ -89,8 +89,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/sac.py",
-        "q = jnp.min(q, axis=1) if self.num_target_critics is None else jnp.mean(q, axis=1)",
-        "q = jnp.mean(q, axis=1) if self.num_target_critics is None else jnp.min(q, axis=1)",
+        "return jnp.min(q, axis=1) if self.num_target_critics is None else jnp.mean(q, axis=1)",
+        "return jnp.mean(q, axis=1) if self.num_target_critics is None else jnp.min(q, axis=1)",
         ("agents/test_actor_critics.py::test_a_subset_of_critics_is_drawn_for_each_target",),
     ),
     Mutation(

@@ -12,10 +12,11 @@ from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Variables
+from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -137,6 +138,13 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
 
+    def _outputs(
+        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
+    ) -> tuple[Float[Array, "N n K"], PyTree]:
+        """The outputs for all actions, and the network's statistics."""
+        outputs, _, stats = self._network.apply(variables, obs, train=train, key=key)
+        return outputs, stats
+
     def _exploration_rate(self, env_steps: StepCount) -> Float[Array, ""]:
         """The probability of a random action: 1 until learning starts, then `epsilon`, or 0 with a temperature."""
         epsilon = EPSILON if self.epsilon is None else self.epsilon
@@ -158,6 +166,18 @@ class QAgent(TargetSettings, OffPolicyAgent):
     def _network(self) -> Any:
         assert self.network is not None, "__post_init__ sets the default"
         return self.network
+
+
+def value_terms(
+    q: Float[Array, " N"], td_error: Float[Array, " N"], priority: Float[Array, " N"], weight: Float[Array, " N"]
+) -> Terms:
+    """The terms of a loss of action values, without a gradient: sums over a batch, and the new priorities of the samples."""
+    terms: Terms = {
+        "td_error": weighted_sum(jnp.abs(td_error), weight),
+        "q": weighted_sum(q, weight),
+        "priority": priority,
+    }
+    return jax.lax.stop_gradient(terms)
 
 
 def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:

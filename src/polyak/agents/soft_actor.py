@@ -161,25 +161,8 @@ class SoftActorAgent(ActorCriticAgent):
         """
 
     @abc.abstractmethod
-    def actor_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        actor: Variables,
-        critics: Variables,
-        alpha: Float[Array, ""],
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """The actor's loss of a batch whose weights sum to 1, and its terms.
-
-        Args:
-            params: φ.
-            actor: the online actor; its parameters are not used.
-            critics: the online critics.
-            alpha: the weight of the entropy.
-            key: for the actions, and dropout.
-        """
+    def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
+        """The values of actions that the actor maximizes, of the values of all critics."""
 
     def create_copies(self, key: PRNGKeyArray) -> SoftActorCopies:
         """An actor, critics, which have a target where `follow` has a rule, and a temperature."""
@@ -246,6 +229,32 @@ class SoftActorAgent(ActorCriticAgent):
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
         return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
+
+    def actor_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """J_π(φ) = E[ α log π_φ(a|s) - Q(s, a) ], a ~ π_φ, of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            params: φ.
+            actor: the online actor; its parameters are not used.
+            critics: the online critics, of whose values `combine_critics` is Q.
+            alpha: the weight of the entropy.
+            key: for the actions, and dropout.
+        """
+        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
+        draw, stats = self.draw_actions(actor, batch.obs, batch.action_mask, key, train=True)
+        q = self.combine_critics(self.q_values(critics, batch.obs, draw.action, jax.random.fold_in(key, 1)))
+        loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
+        entropy = weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)
+        return loss, Aux({"entropy": entropy}, stats)
 
     def temperature_loss(
         self, log_alpha: Float[Array, ""], batch: Transition, *, actor: Variables, key: PRNGKeyArray
