@@ -307,12 +307,6 @@ MUTATIONS = (
         ("ops/test_returns.py::test_gae_is_the_sum_of_its_definition",),
     ),
     Mutation(
-        "ops/returns.py",
-        "min(n_step, len(reward)) - 1, extend, one_step",
-        "min(n_step, len(reward)), extend, one_step",
-        ("ops/test_returns.py::test_n_step_returns_are_n_rewards_and_a_value",),
-    ),
-    Mutation(
         "ops/losses.py",
         "return jnp.where(weight > 0, x, 0.0) * weight",
         "return x * weight",
