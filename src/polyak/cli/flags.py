@@ -1,7 +1,6 @@
 """Parses the arguments of a command with tyro."""
 
 import dataclasses
-import re
 import sys
 from collections.abc import Collection, Sequence
 from itertools import takewhile
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
-from polyak.core.suggestions import escape_control, find_replacement
+from polyak.core.suggestions import escape_control
 
 T = TypeVar("T")
 
@@ -24,17 +23,12 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: st
     """Parse arguments into an instance of the dataclass `kind`; exits with code 2 and a suggestion if an argument is invalid.
 
     Raises:
-        UsageError: a flag is set twice, or is a flag of another library.
+        UsageError: a flag is set twice.
     """
-    flags = _flags_in(arguments)
+    flags = [_normalize(argument) for argument in arguments if argument.startswith("--")]
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
-    names = tuple(field_names(kind))
-    for flag in flags:
-        is_own = flag in {_normalize(f"--{name}") for name in names}
-        if not is_own and (name_here := _name_in_polyak(flag, names)) is not None:
-            raise UsageError(f"in polyak {flag} is {name_here}")
     # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     with VALUE_RULES:
@@ -58,30 +52,6 @@ def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, desc
     return Path(directory), parse(kind, flags, prog=f"polyak {command} {directory}", description=description)
 
 
-OTHER_NAMES = {
-    **dict.fromkeys(("--n-timesteps", "--timesteps", "--steps"), "--env-steps"),
-    "--lr": "--learning-rate",
-    "--eval-freq": "--eval-every",
-    "--save-freq": "--checkpoint-every",
-    "--n-eval-episodes": "--eval-episodes",
-    **dict.fromkeys(("--log-dir", "--log-folder", "--output"), "--run-dir"),
-    "--device": "the environment variable JAX_PLATFORMS",
-    **dict.fromkeys(("--policy", "--policy-kwargs"), "--network, --hidden and --activation"),
-}
-"""Flags of other libraries' scripts that do not follow from the arguments of Stable-Baselines3."""
-
-
-def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
-    """Return polyak's flag for a flag of another library, if it is in `fields`; None if there is no counterpart."""
-    found = OTHER_NAMES.get(flag)
-    if found is None:
-        _, replacement = find_replacement(flag.removeprefix("--").replace("-", "_"), fields, "field") or ("", "")
-        setting = re.fullmatch(r"(\w+)(?:=polyak\.\w+\(.*?\))? of (?:the \w+|[\w.]+)(.*)", replacement)
-        found = f"--{setting[1].replace('_', '-')}{setting[2]}" if setting else None
-    name = re.match(r"--([\w-]+)", found or "")
-    return None if name and name[1].replace("-", "_") not in fields else found
-
-
 def field_names(kind: Any) -> list[str]:
     """Return the names of all fields of a dataclass and of nested dataclasses."""
     names = []
@@ -92,10 +62,6 @@ def field_names(kind: Any) -> list[str]:
         else:
             names.append(field.name)
     return names
-
-
-def _flags_in(arguments: Sequence[str]) -> list[str]:
-    return [_normalize(argument) for argument in arguments if argument.startswith("--")]
 
 
 def _normalize(argument: str) -> str:
