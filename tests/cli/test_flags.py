@@ -378,7 +378,6 @@ def test_arbitrary_arguments_exit_with_code_2_and_create_nothing(words, workdir,
         ("--hidden 64,64", "must be integers with spaces between them, got '64,64'; write 64 64"),
         ("--hidden [64]", "must be integers with spaces between them, got '[64]'; write 64"),
         ("--hidden []", "must be an integer, got '[]'"),
-        ("--network MLP", "must be one of mlp, cnn, lstm, gru; got 'MLP'; did you mean mlp?"),
         ("--clip-obs x", "must be None or a number, got 'x'"),
         (
             "--temperature linear:1:0:2",
@@ -392,6 +391,12 @@ def test_the_error_says_what_to_write(words, said, command):
     # Whether in a frame or not, and however it is wrapped.
     text, wanted = ("".join(re.findall(r"[^\s│╭╮╰╯─-]", part)) for part in (err, said))
     assert text == wanted or f":{wanted}Argumenthelptext" in text
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--network", "MLP"), ("--normalize-reward", "no")])
+def test_values_that_are_no_choice_are_rejected(flag, value, command):
+    code, _, err = command("train dqn CartPole-v1", f"{flag} {value}")
+    assert code == 2 and f"invalid choice '{value}' for argument '{flag}'" in err
 
 
 @pytest.mark.parametrize(("words", "value"), [("--dueling True", "True"), ("--double=no", "no"), ("--no-noisy yes", "yes")])

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -50,18 +50,6 @@ def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, desc
         several = ", or the directory of several" if command == "evaluate" else ""
         raise UsageError(f"polyak {command} takes one RUN{several}; got {' '.join([directory, *others])}")
     return Path(directory), parse(kind, flags, prog=f"polyak {command} {directory}", description=description)
-
-
-def field_names(kind: Any) -> list[str]:
-    """Return the names of all fields of a dataclass and of nested dataclasses."""
-    names = []
-    for field in dataclasses.fields(kind):
-        hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
-        if dataclasses.is_dataclass(hint):
-            names += field_names(hint)
-        else:
-            names.append(field.name)
-    return names
 
 
 def _normalize(argument: str) -> str:

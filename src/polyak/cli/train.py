@@ -9,7 +9,7 @@ from typing import Any
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import NO_SETTINGS, agent_flags, setting_names
 from polyak.cli.agent_source import class_source
-from polyak.cli.flags import TrainFlags, UsageError, fail, field_names, parse, print_usage
+from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.imports import find_modules_here
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
@@ -127,7 +127,8 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
     ]
     source = AGENTS[algorithm] if algorithm else user_agent if user_agent and _is_class(user_agent) else None
     if source:
-        others = [name for kind in (TrainFlags, UserFlags, NetworkFlags, ReplayFlags) for name in field_names(kind)]
+        kinds: tuple[Any, ...] = (TrainFlags, UserFlags, NetworkFlags, ReplayFlags)
+        others = [field.name for kind in kinds for field in dataclasses.fields(kind)]
         agent = agent_flags(source, defaults.values, others)
         # Only help hides flags: an error can then say why the algorithm rejects a flag.
         names, is_help = setting_names(source), bool(HELP & set(arguments))
