@@ -53,14 +53,9 @@ class CrossQ(SoftActorAgent):
         loss = weighted_sum(jnp.sum(0.5 * jnp.square(td_error), axis=1), batch.weight)
         return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
 
-    def actor_loss(self, params, batch, *, actor, critics, alpha, key):
-        """E[ α log π(a|s) - min_i Q_i(s, a) ] of a batch, and the entropy."""
-        actor = dataclasses.replace(actor, params=params)
-        draw, stats = self.draw_actions(actor, batch.obs, batch.action_mask, key, train=True)
-        q = jnp.min(self.q_values(critics, batch.obs, draw.action), axis=1)
-        loss = weighted_sum(jax.lax.stop_gradient(alpha) * draw.log_prob - q, batch.weight)
-        entropy = weighted_sum(-jax.lax.stop_gradient(draw.log_prob), batch.weight)
-        return loss, Aux({"entropy": entropy}, stats)
+    def combine_critics(self, q):
+        """The minimum of the critics, which the actor maximizes."""
+        return jnp.min(q, axis=1)
 
 
 def main(env_steps=1_000):

@@ -15,8 +15,6 @@ import pytest
 import polyak
 from polyak import envs, loops, train
 from polyak.agents import AGENTS, agent_class
-from polyak.core.spaces import Box
-from polyak.core.struct import struct
 from polyak.core.suggestions import find_replacement, libraries
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from tests.loops.setting import AGENT, ENV, KEY
@@ -147,11 +145,9 @@ def test_actors_and_critics_suggest_their_fields(make, name, says):
 
 @pytest.mark.parametrize("method", ["policy", "collect_policy"])
 def test_policy_of_a_result_or_a_loop_state(method, result):
-    for wrong, attribute in ((result, "state"), (result.loop_state, "agent")):
-        with pytest.raises(TypeError, match=rf"PPO.{method}: state must be of type PPOState, got .*; pass its \.{attribute}"):
+    for wrong, name in ((result, type(result).__name__), (result.loop_state, "LoopState"), (0, "int")):
+        with pytest.raises(AttributeError, match=f"'{name}' object has no attribute '(copies|obs_normalizer)'"):
             getattr(AGENT, method)(wrong)
-    with pytest.raises(TypeError, match=r"got int; agent\.init\(key\) returns one"):
-        getattr(AGENT, method)(0)
 
 
 def test_making_an_environment_with_other_names():
@@ -350,12 +346,6 @@ def test_arguments_of_predict_by_other_names(name, says):
             policy.predict(np.zeros(ENV.spec.obs.shape, np.float32), **{name: None})
 
 
-@pytest.mark.parametrize("agent", [polyak.PPO, polyak.DQN])
-def test_init_with_an_integer(agent):
-    with pytest.raises(TypeError, match=r"init: key must be a JAX key, got 0; pass key=jax\.random\.key\(0\)"):
-        agent(ENV.spec).init(0)
-
-
 def test_the_class_of_an_agent_and_other_things_in_its_place():
     for loop in (train.run, loops.compiled):
         with pytest.raises(TypeError, match=r"agent must be an agent, got the class PPO; pass PPO\(env\.spec\)"):
@@ -410,32 +400,12 @@ def test_an_environment_without_spaces_or_of_another_package():
         envs.make("Empty-5x5-v7")
 
 
-@pytest.mark.parametrize("agent", [polyak.PPO, polyak.SAC])
-def test_loading_with_the_class_of_an_agent(agent):
-    for owner in (agent, agent(polyak.EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])))):
-        with pytest.raises(AttributeError, match=r"'load'; use polyak\.load_policy\(path\)"):
-            owner.load("ppo_cartpole")
-
-
-def test_a_field_of_another_library_name_stays_a_field():
-    @struct
-    class Cart:
-        load: float
-
-    assert Cart(2.0).load == 2.0
-
-
-def test_calling_the_module_of_training():
-    with pytest.raises(TypeError, match=r"polyak\.train is a module; use polyak\.train\.run\(agent, env, env_steps=\.\.\.\)"):
-        polyak.train(AGENT, ENV, env_steps=100)
-
-
 def test_environments_used_as_those_of_gymnasium():
     host_env, jax_env = envs.make("CartPole-v1"), JaxEnvOnHost(ENV, KEY)
     for env in (host_env, jax_env):
         with pytest.raises(TypeError, match=r"env\.reset: seed is missing; pass seed=0"):
             env.reset()
-        with pytest.raises(TypeError, match=r"TimeStep cannot be unpacked .* use its fields: .*time_step\.obs"):
+        with pytest.raises(TypeError, match="cannot unpack non-iterable TimeStep object"):
             obs, info = env.reset(seed=0)  # noqa: RUF059
     host_env.close()
     with pytest.raises(AttributeError, match=r"no attribute 'reset'; use state, time_step = env\.init\(key\)"):

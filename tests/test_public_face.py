@@ -41,7 +41,7 @@ def test_dir_shows_them():
 
 def test_an_unknown_name_is_refused_and_the_known_ones_listed():
     with pytest.raises(
-        AttributeError, match=r"module 'polyak' has no attribute 'SACK'; it has A2C, C51, DDPG, DQN, GRU, IMPALA"
+        AttributeError, match=r"module 'polyak' has no attribute 'SACK'; it has A2C, Actor, Agent, BaseAgent, C51"
     ):
         _ = polyak.SACK
 

@@ -4,102 +4,64 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyak import envs, importers, loops, policies, presets, replay, schedules, train
-    from polyak.agents.a2c import A2C
-    from polyak.agents.agent import BaseAgent
-    from polyak.agents.c51 import C51
-    from polyak.agents.ddpg import DDPG
-    from polyak.agents.dqn import DQN
-    from polyak.agents.impala import IMPALA
-    from polyak.agents.iqn import IQN
-    from polyak.agents.ppo import PPO
-    from polyak.agents.ppo_kl import PPOKL
-    from polyak.agents.pqn import PQN
-    from polyak.agents.qrdqn import QRDQN
-    from polyak.agents.sac import SAC
-    from polyak.agents.td3 import TD3
-    from polyak.agents.tqc import TQC
-    from polyak.copies.follow import Follow
-    from polyak.copies.network_copies import NetworkCopies
-    from polyak.core.spaces import EnvSpec
-    from polyak.core.types import Agent, Env, HostEnv, Policy, PolicyStep, Progress, Rollout, TimeStep, Variables
-    from polyak.load import load_policy
-    from polyak.loops.evaluate import evaluate
-    from polyak.networks.actor import Actor
-    from polyak.networks.adapters import Equinox, FlaxLinen, FlaxNNX
-    from polyak.networks.critics import Critics
-    from polyak.networks.feedforward import MLP, NatureCNN
-    from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
-    from polyak.networks.recurrent import GRU, LSTM
-    from polyak.ops.schedules import Linear
-    from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
-    from polyak.policies.python.policy import PythonPolicy
-    from polyak.replay.prioritized import PrioritizedReplay
-    from polyak.replay.sequences import SequenceReplay
-    from polyak.replay.uniform import UniformReplay
-    from polyak.train.resumption import resume
-
-__all__ = [
-    "A2C",
-    "C51",
-    "DDPG",
-    "DQN",
-    "GRU",
-    "IMPALA",
-    "IQN",
-    "LSTM",
-    "MLP",
-    "PPO",
-    "PPOKL",
-    "PQN",
-    "QRDQN",
-    "SAC",
-    "TD3",
-    "TQC",
-    "Actor",
-    "Agent",
-    "BaseAgent",
-    "Critics",
-    "Env",
-    "EnvSpec",
-    "Equinox",
-    "FlaxLinen",
-    "FlaxNNX",
-    "Follow",
-    "HostEnv",
-    "Linear",
-    "NatureCNN",
-    "NetworkCopies",
-    "Policy",
-    "PolicyAndValue",
-    "PolicyStep",
-    "PrioritizedReplay",
-    "Progress",
-    "PythonPolicy",
-    "QValues",
-    "Quantiles",
-    "Rollout",
-    "SequenceReplay",
-    "TimeStep",
-    "UniformReplay",
-    "Variables",
-    "apply_updates",
-    "envs",
-    "evaluate",
-    "importers",
-    "incremental_update",
-    "load_policy",
-    "loops",
-    "periodic_update",
-    "policies",
-    "presets",
-    "replay",
-    "resume",
-    "schedules",
-    "soft_update",
-    "train",
-]
-
+    from polyak import envs as envs
+    from polyak import importers as importers
+    from polyak import loops as loops
+    from polyak import policies as policies
+    from polyak import presets as presets
+    from polyak import replay as replay
+    from polyak import schedules as schedules
+    from polyak import train as train
+    from polyak.agents.a2c import A2C as A2C
+    from polyak.agents.agent import BaseAgent as BaseAgent
+    from polyak.agents.c51 import C51 as C51
+    from polyak.agents.ddpg import DDPG as DDPG
+    from polyak.agents.dqn import DQN as DQN
+    from polyak.agents.impala import IMPALA as IMPALA
+    from polyak.agents.iqn import IQN as IQN
+    from polyak.agents.ppo import PPO as PPO
+    from polyak.agents.ppo_kl import PPOKL as PPOKL
+    from polyak.agents.pqn import PQN as PQN
+    from polyak.agents.qrdqn import QRDQN as QRDQN
+    from polyak.agents.sac import SAC as SAC
+    from polyak.agents.td3 import TD3 as TD3
+    from polyak.agents.tqc import TQC as TQC
+    from polyak.copies.follow import Follow as Follow
+    from polyak.copies.network_copies import NetworkCopies as NetworkCopies
+    from polyak.core.spaces import EnvSpec as EnvSpec
+    from polyak.core.types import Agent as Agent
+    from polyak.core.types import Env as Env
+    from polyak.core.types import HostEnv as HostEnv
+    from polyak.core.types import Policy as Policy
+    from polyak.core.types import PolicyStep as PolicyStep
+    from polyak.core.types import Progress as Progress
+    from polyak.core.types import Rollout as Rollout
+    from polyak.core.types import TimeStep as TimeStep
+    from polyak.core.types import Variables as Variables
+    from polyak.load import load_policy as load_policy
+    from polyak.loops.evaluate import evaluate as evaluate
+    from polyak.networks.actor import Actor as Actor
+    from polyak.networks.adapters import Equinox as Equinox
+    from polyak.networks.adapters import FlaxLinen as FlaxLinen
+    from polyak.networks.adapters import FlaxNNX as FlaxNNX
+    from polyak.networks.critics import Critics as Critics
+    from polyak.networks.feedforward import MLP as MLP
+    from polyak.networks.feedforward import NatureCNN as NatureCNN
+    from polyak.networks.heads import PolicyAndValue as PolicyAndValue
+    from polyak.networks.heads import Quantiles as Quantiles
+    from polyak.networks.heads import QValues as QValues
+    from polyak.networks.recurrent import GRU as GRU
+    from polyak.networks.recurrent import LSTM as LSTM
+    from polyak.ops.schedules import Linear as Linear
+    from polyak.ops.updates import apply_updates as apply_updates
+    from polyak.ops.updates import incremental_update as incremental_update
+    from polyak.ops.updates import periodic_update as periodic_update
+    from polyak.ops.updates import soft_update as soft_update
+    from polyak.policies.python.policy import PythonPolicy as PythonPolicy
+    from polyak.replay.prioritized import PrioritizedReplay as PrioritizedReplay
+    from polyak.replay.sequences import SequenceReplay as SequenceReplay
+    from polyak.replay.uniform import UniformReplay as UniformReplay
+    from polyak.train.resumption import resume as resume
 
 _PACKAGES = ("envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
@@ -137,6 +99,8 @@ _MODULES = {
     "replay.uniform": ("UniformReplay",),
     "train.resumption": ("resume",),
 }
+
+__all__ = sorted([*_PACKAGES, *(name for names in _MODULES.values() for name in names)])
 
 
 def __getattr__(name: str) -> Any:

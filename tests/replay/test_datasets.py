@@ -191,11 +191,6 @@ def test_a_data_set_that_does_not_fit_is_rejected_by_name(change, error, message
         from_minari(SimpleNamespace(iterate_episodes=lambda: [episode]), SPEC)
 
 
-def test_what_is_no_data_set_is_rejected():
-    with pytest.raises(TypeError, match=r"from_minari: dataset must be a name or a data set of minari.load_dataset, got int 3"):
-        from_minari(3, SPEC)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # about metadata of the data set
 def test_a_data_set_of_minari(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari")

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from polyak.core.types import Rollout, TimeStep
 from polyak.ops.schedules import Linear
-from polyak.replay import PrioritizedReplay, ReplayState
+from polyak.replay import PrioritizedReplay
 from tests.kernels.test_sum_tree import chi_square, recomputed
 from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
 
@@ -276,7 +276,3 @@ def test_settings_and_states_are_checked():
             PrioritizedReplay(64, beta=beta)
     with pytest.raises(ValueError, match=r"PrioritizedReplay: capacity=8 must be at least 12 for num_envs=3, num_steps=2"):
         PrioritizedReplay(8).check(3, 2)
-    replay, state = five_transitions()
-    with pytest.raises(ValueError, match="state has no priorities"):
-        replay.sample(dataclasses.replace(state, priorities=None), KEY, 4, num_envs=1, gamma=0.9)
-    assert isinstance(state, ReplayState)

@@ -52,7 +52,6 @@ class A2C(PolicyGradientAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        self.check_state("collect_policy", state)
         return self._with_returns(add_sde(self._network_policy(state, state.copies.online), self.sde_sample_freq))
 
     def gradients(

@@ -22,7 +22,7 @@ from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow, warn_of_flat_images
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import check_optimizer_state
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.updates import soft_update
 from polyak.policies.network_policy import Greedy, NetworkPolicy
@@ -71,12 +71,11 @@ class ActorCriticAgent(OffPolicyAgent):
     def check_copies(self, copies: Any) -> None:
         """Check that copies were created with the agent's optimizer and `ema_tau`; see `OffPolicyAgent.check_copies`."""
         critics = copies.critics
-        check_optimizer_state(optimizer_of(self), critics.online.params, critics.optimizer_state)
+        check_optimizer_state(self.optimizer_at(), critics.online.params, critics.optimizer_state)
         check_created_with(self, equal={}, present={"ema_tau": copies.average})
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action without noise, or the action of its average if there is one."""
-        self.check_state("policy", state)
         actor, average = state.copies.actor.evaluated(), state.copies.average
         evaluated = actor if average is None or self.ema_tau is None else cast_like(average, actor)
         return Greedy(self._network_policy(state, evaluated))
@@ -138,7 +137,7 @@ class ActorCriticAgent(OffPolicyAgent):
         pairs = zip(("actor", "critics"), (self._actor, self._critics), follows, jax.random.split(key), strict=True)
         actor, critics = (
             NetworkCopies.create(network, key, self.spec, optimizer=None, target=follow, name=name).with_optimizer_state(
-                optimizer_of(self)
+                self.optimizer_at()
             )
             for name, network, follow, key in pairs
         )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.q_learning import QAgent, fold
+from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.heads import QValues
@@ -75,35 +75,25 @@ class C51(QAgent):
             key: for noise and dropout.
         """
         online = dataclasses.replace(online, params=params)
-        of_all, stats = self._logits(online, batch.obs, fold(key, 0), train=True)
+        of_all, stats = self._outputs(online, batch.obs, fold(key, 0), train=True)
         logits = of_action(of_all, batch.action)
         target_probs = self.td_target(batch, online=online, target=target, key=key)
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=1)
-        q, target_q = (probs @ self._atoms for probs in (jax.nn.softmax(jax.lax.stop_gradient(logits)), target_probs))
-        terms = {
-            "td_error": weighted_sum(jnp.abs(target_q - q), batch.weight),
-            "q": weighted_sum(q, batch.weight),
-            "priority": jnp.maximum(jax.lax.stop_gradient(cross_entropy) - entropy(target_probs), 0.0),
-        }
+        q, target_q = (probs @ self._atoms for probs in (jax.nn.softmax(logits), target_probs))
+        priority = jnp.maximum(cross_entropy - entropy(target_probs), 0.0)
+        terms = value_terms(q, target_q - q, priority, batch.weight)
         return weighted_sum(cross_entropy, batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
     ) -> Float[Array, "N K"]:
         """The target distribution Φ(r + γ^m z, p(s', a')), without a gradient; arguments as for `loss`."""
-        target_logits, _ = self._logits(target, batch.next_obs, fold(key, 1))
-        logits = self._logits(online, batch.next_obs, fold(key, 2))[0] if self.double else target_logits
+        target_logits, _ = self._outputs(target, batch.next_obs, fold(key, 1))
+        logits = self._outputs(online, batch.next_obs, fold(key, 2))[0] if self.double else target_logits
         next_action = best_action(self.values_network().q(logits), batch.next_action_mask)
         next_probs = jax.nn.softmax(of_action(target_logits, next_action))
         values = self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * self._atoms[None]
         return jax.lax.stop_gradient(project_categorical(next_probs, values, self._atoms))
-
-    def _logits(
-        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
-    ) -> tuple[Float[Array, "N n K"], PyTree]:
-        """The logits of all actions, and the network's statistics."""
-        logits, _, stats = self._network.apply(variables, obs, train=train, key=key)
-        return logits, stats
 
     @property
     def _atoms(self) -> Float[Array, " K"]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from polyak.learning.actor_critic_updates import (
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux, StepLog, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import RandomWarmStart
@@ -62,8 +62,6 @@ class DDPG(TargetSettings, ActorCriticAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    copies_type: ClassVar[type] = ActorCriticCopies
-
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
     exploration: Literal["ou", "gaussian"] = choice(default="ou", choices=("ou", "gaussian"))
@@ -90,7 +88,6 @@ class DDPG(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        self.check_state("collect_policy", state)
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         policy = self._network_policy(state, state.copies.actor.online)
@@ -109,8 +106,8 @@ class DDPG(TargetSettings, ActorCriticAgent):
         axis_name: str | None,
     ) -> tuple[ActorCriticCopies, StepLog]:
         """One gradient step of the critics, then one of the actor against the new critics, and the targets' update."""
-        critics_step = optimizer_of(self, env_steps)
-        actor_step = optimizer_of(self, env_steps, self.actor_learning_rate)
+        critics_step = self.optimizer_at(env_steps)
+        actor_step = self.optimizer_at(env_steps, self.actor_learning_rate)
         actor, critics = copies.actor, copies.critics
         loss = partial(
             self.critic_loss,

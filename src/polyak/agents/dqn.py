@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.q_learning import QAgent, fold
+from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.core.struct import check_settings, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
@@ -73,12 +73,7 @@ class DQN(QAgent):
         values, stats = self._values(online, batch.obs, fold(key, 0), train=True)
         q = of_action(values, batch.action)
         td_error = self.td_target(batch, online=online, target=target, key=key) - q
-        size = jnp.abs(jax.lax.stop_gradient(td_error))
-        terms = {
-            "td_error": weighted_sum(size, batch.weight),
-            "q": weighted_sum(jax.lax.stop_gradient(q), batch.weight),
-            "priority": size,
-        }
+        terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
         return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms, stats)
 
     def td_target(

@@ -56,7 +56,6 @@ class IMPALA(PolicyGradientAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Return the policy that samples from the online network's distribution and stores its parameters."""
-        self.check_state("collect_policy", state)
         return self._with_returns(self._network_policy(state, state.copies.online, return_info=True))
 
     def gradients(

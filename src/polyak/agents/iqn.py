@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.q_learning import QAgent
+from polyak.agents.q_learning import QAgent, value_terms
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import Quantiles
@@ -75,12 +75,8 @@ class IQN(QAgent):
         quantiles = of_action(quantiles, batch.action)
         targets = self.td_target(batch, online=online, target=target, key=key)
         losses = quantile_huber_loss(quantiles, tau, targets, self.huber_delta)
-        q = jax.lax.stop_gradient(quantiles).mean(axis=1)
-        terms = {
-            "td_error": weighted_sum(jnp.abs(targets.mean(axis=1) - q), batch.weight),
-            "q": weighted_sum(q, batch.weight),
-            "priority": jax.lax.stop_gradient(losses),
-        }
+        q = quantiles.mean(axis=1)
+        terms = value_terms(q, targets.mean(axis=1) - q, losses, batch.weight)
         return weighted_sum(losses, batch.weight), Aux(terms)
 
     def td_target(self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray) -> Float[Array, "N M"]:

@@ -14,8 +14,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import NetworkCopies, follow_by
-from polyak.core.checks import check_state
+from polyak.copies.network_copies import follow_by
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Variables
@@ -30,7 +29,7 @@ from polyak.learning.normalizers import (
 from polyak.learning.prefill import add_stream
 from polyak.networks.adapters import has_batch_statistics
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.gradient_step import Guard, StepLog, all_finite, check_optimizer, diagnose_skips, flag_quantities, in_float32
+from polyak.ops.gradient_step import Guard, StepLog, all_finite, diagnose_skips, flag_quantities, in_float32
 from polyak.ops.losses import fill_rows, sum_over_devices
 from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
@@ -88,7 +87,6 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     """
 
     replay_field: ClassVar[str] = "replay"
-    copies_type: ClassVar[type] = NetworkCopies
 
     spec: EnvSpec = static(kw_only=False)
     num_steps: int = integer(default=1)
@@ -185,11 +183,10 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
                 environments, or on several devices, starts with an empty replay. Copied to where the replay is.
 
         Raises:
-            TypeError, ValueError: the state has another type, the rollout does not fit the agent, an action is outside of its
-                space, or the replay has rows of another B, which would be lost.
+            TypeError, ValueError: the rollout does not fit the agent, an action is outside of its space, or the replay has rows
+                of another B, which would be lost.
         """
         owner = f"{type(self).__name__}.add"
-        check_state(owner, state, OffPolicyState)
         total, num_envs = check_rollout(rollout, self.spec)
         if total % self.num_steps:
             raise ValueError(f"{owner}: a rollout must have a multiple of num_steps={self.num_steps} steps, got {total}")
@@ -331,23 +328,6 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
         return jax.lax.scan(set_priorities, replay, (errors.index, errors.sizes))[0]
 
-    def check_state(self, where: str, state: Any) -> None:
-        """Check that a value is a state of this agent.
-
-        Args:
-            where: the name of the method that received the value.
-
-        Raises:
-            TypeError: the value is something else.
-        """
-        owner = f"{type(self).__name__}.{where}"
-        check_state(owner, state, OffPolicyState)
-        if not isinstance(state.copies, self.copies_type):
-            got = f"{type(state.copies).__name__}, not {self.copies_type.__name__}"
-            raise TypeError(
-                f"{owner}: state must be this agent's, got another one's (it has {got}); agent.init(key) returns one"
-            )
-
     def has_started(self, env_steps: StepCount) -> Bool[Array, ""]:
         """Return True once `learning_starts` transitions were collected; until then actions are random."""
         return StepCount.of(env_steps) >= StepCount.of(self.learning_starts)
@@ -358,7 +338,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the settings do not go together; the message names them.
         """
-        check_optimizer(self)
+        self.check_optimizer()
         check_normalizers(self)
 
     def _create_replay(self) -> ReplayState:
@@ -374,29 +354,20 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the state is something else.
         """
-        self.check_state("update", state)
         check_created_normalizers(self, state.normalizers)
         self.check_copies(state.copies)
         stored = state.replay
         if isinstance(stored, DrawnBatches):
             return
         created = jax.eval_shape(self._create_replay)
-        kinds = [
-            {
-                "capacity": replay.capacity * number,
-                "num_steps": replay.num_steps,
-                "priorities": replay.priorities is not None,
-                "sequences": replay.carries is not None,
-                "frame stacks": replay.rows.game_first is not None,
-                "a replay of the structure": jax.tree.structure(replay),
-            }
-            for replay, number in ((stored, devices), (created, 1))
-        ]
-        for name, value in kinds[0].items():
-            if value != kinds[1][name]:
+        for name, value, wanted in (
+            ("capacity", stored.capacity * devices, created.capacity),
+            ("the replay", jax.tree.structure(stored), jax.tree.structure(created)),
+        ):
+            if value != wanted:
                 raise ValueError(
-                    f"{type(self).__name__}.update: this state was created with {name}={value} but the agent has "
-                    f"{kinds[1][name]}; create it with agent.init(key)"
+                    f"{type(self).__name__}.update: this state was created with {name}={value!s:.300} but the agent has "
+                    f"{wanted!s:.300}; create it with agent.init(key)"
                 )
 
     def _count_gradient_steps(self, num_envs: int) -> int:

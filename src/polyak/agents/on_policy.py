@@ -1,16 +1,14 @@
 """The base of agents that learn from each rollout once it is collected, by a network of a policy and its value."""
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_state
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, integer, number, static, struct
 from polyak.core.types import Metrics, Network, Rollout, Scalar, Variables
@@ -19,9 +17,9 @@ from polyak.learning.normalizers import Normalizers, check_created_normalizers, 
 from polyak.networks.actor_critic import check_actor_critic, check_squashing
 from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import has_images
-from polyak.ops.gradient_step import Guard, check_optimizer, check_optimizer_state, diagnose_skips, optimizer_of
+from polyak.ops.gradient_step import Guard, check_optimizer_state, diagnose_skips
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
-from polyak.ops.schedules import Count, StepCount, value_at
+from polyak.ops.schedules import StepCount, value_at
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.predict import PolicyWithSpec
 
@@ -84,16 +82,11 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     max_grad_norm: Scalar | None = 0.5
     adam_eps: Scalar = 1e-5
 
-    state_type: ClassVar[type[OnPolicyState]] = OnPolicyState
     diagnose = diagnose_skips
 
     def follow(self) -> Follow | None:
         """Return the rule by which a target copy follows the online copy: by default there is no target."""
         return None
-
-    def optimizer_at(self, env_steps: Count) -> optax.GradientTransformation:
-        """Return the optimizer, with the learning rate of this step."""
-        return optimizer_of(self, env_steps)
 
     def init(self, key: PRNGKeyArray) -> OnPolicyState:
         """Create a new state."""
@@ -101,7 +94,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         check_actor_critic(self._network, copies.online, self.spec)
         warn_of_training_layers(type(self).__name__, self._network, copies.online)
         normalizers = create_normalizers(self)
-        return self.state_type(
+        return OnPolicyState(
             copies=copies.with_optimizer_state(self.optimizer_at(0)),
             obs_normalizer=normalizers.obs,
             reward_scaler=normalizers.reward,
@@ -112,19 +105,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     def policy(self, state: OnPolicyState) -> Greedy:
         """Return the policy of the most probable action, by the target copy or the shared copy if there is one."""
-        self.check_state("policy", state)
         return Greedy(self._network_policy(state, state.copies.evaluated(state.copies.names[-1])))
-
-    def check_state(self, where: str, state: Any) -> None:
-        """Check that a value is a state of this agent.
-
-        Args:
-            where: the name of the method that received the value.
-
-        Raises:
-            TypeError: the value is something else.
-        """
-        check_state(f"{type(self).__name__}.{where}", state, self.state_type)
 
     def metrics(self, before: OnPolicyState, after: OnPolicyState) -> Metrics:
         """Return the counts of an update, and the learning rate it was made with."""
@@ -139,7 +120,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the settings do not go together; the message names them.
         """
-        check_optimizer(self)
+        self.check_optimizer()
         check_normalizers(self)
         check_squashing(type(self).__name__, self._network, self.spec, squash=self.squash)
 

@@ -29,7 +29,6 @@ from polyak.ops.gradient_step import (
     compute_gradient,
     count_microbatches,
     flag_quantities,
-    optimizer_of,
     rmsprop,
 )
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
@@ -154,7 +153,6 @@ class PolicyGradientAgent(OnPolicyAgent):
             gradients: the first result of `gradients`.
             summary: the second result of `gradients`.
         """
-        self.check_state("apply", state)
         self._check_created(state, state.copies.optimizer_state)
         optimizer, bad = self.optimizer_at(state.env_steps), dict(zip(QUANTITIES, summary.bad, strict=True))
         bad |= {"loss": ~jnp.isfinite(summary.terms["loss"]), "gradient": ~all_finite(gradients)}
@@ -168,7 +166,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Args:
             shared_optimizer: True: the shared copy has the only optimizer; False: the receiver holds an optimizer per worker.
         """
-        self.check_state("share", state)
         copies, optimizer_state = state.copies, state.copies.optimizer_state
         shared = Shared.init(copies.online, jax.tree.map(jnp.copy, optimizer_state) if shared_optimizer else ())
         senders = Senders.init(num_workers, None if shared_optimizer else optimizer_state)
@@ -183,7 +180,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Raises:
             ValueError: there is no shared copy.
         """
-        self.check_state("unshare", state)
         copies, shared = state.copies, self._shared(state, "unshare")
         first = jax.tree.map(lambda x: x[0], senders.optimizer_state)
         own = dataclasses.replace(
@@ -197,7 +193,6 @@ class PolicyGradientAgent(OnPolicyAgent):
 
     def worker_state(self, state: OnPolicyState) -> OnPolicyState:
         """Return the part of the receiver's state that a worker pulls, which `collect_policy` and `gradients` use."""
-        self.check_state("worker_state", state)
         return dataclasses.replace(state, copies=worker_copies(state.copies))
 
     def receive(
@@ -216,7 +211,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Raises:
             ValueError: there is no shared copy, or the gradients have another tree.
         """
-        self.check_state("receive", state)
         copies, shared = state.copies, self._shared(state, "receive")
         self._check_created(state, shared.optimizer_state if copies.shared_optimizer else None)
         shared, senders, receipt = receive(
@@ -240,12 +234,13 @@ class PolicyGradientAgent(OnPolicyAgent):
         state, metrics = self._after_step(state, copies, guard, summary, counts=counts, applied=receipt.applied)
         return state, senders, metrics
 
-    def optimizer_at(self, env_steps: Count) -> optax.GradientTransformation:
-        """Return the optimizer, with the learning rate of this step."""
+    def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
+        """Return `optimizer`, or RMSProp or Adam with the learning rate of this step."""
         if self.optimizer is not None or self.optimizer_name == "adam":
-            return optimizer_of(self, env_steps)
+            return super().optimizer_at(env_steps, learning_rate)
         decay, eps, max_norm = self.rms_decay, self.rms_eps, self.max_grad_norm
-        return rmsprop(self.learning_rate, env_steps, decay=decay, eps=eps, max_grad_norm=max_norm)
+        schedule = self.learning_rate if learning_rate is None else learning_rate
+        return rmsprop(schedule, env_steps, decay=decay, eps=eps, max_grad_norm=max_norm)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True if layers are at most 256 wide and, on one device, rollouts have at most 256 samples."""
@@ -258,7 +253,6 @@ class PolicyGradientAgent(OnPolicyAgent):
         Raises:
             TypeError, ValueError: rollout or weights do not fit the spec or the state the settings (while tracing).
         """
-        self.check_state("update", state)
         check_rollout(rollout, self.spec)
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)

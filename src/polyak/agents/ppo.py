@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +50,6 @@ TF_AGENTS: Mapping[str, Any] = {
 # fmt: on
 
 
-@struct
-class PPOState(OnPolicyState):
-    """Everything that training changes; see `OnPolicyState`."""
-
-
 @struct(kw_only=True)
 class PPO(OnPolicyAgent):
     """PPO for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
@@ -97,7 +92,6 @@ class PPO(OnPolicyAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    state_type: ClassVar[type[OnPolicyState]] = PPOState
     num_epochs: int = integer(default=10)
     num_minibatches: int = integer(default=32)
     advantages: Literal["gae", "monte_carlo"] = choice(default="gae", choices=("gae", "monte_carlo"))
@@ -168,7 +162,6 @@ class PPO(OnPolicyAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        self.check_state("collect_policy", state)
         policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
         return self._with_returns(add_sde(policy, self.sde_sample_freq))
 
@@ -194,7 +187,6 @@ class PPO(OnPolicyAgent):
         Raises:
             TypeError, ValueError: rollout or weights do not fit the spec, state or minibatches the settings (while tracing).
         """
-        self.check_state("update", state)
         self._check_created(state, state.copies.optimizer_state)
         num_steps, num_envs = check_rollout(rollout, self.spec)
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,6 @@ class PPOKL(PPO):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    state_type: ClassVar[type[OnPolicyState]] = PPOKLState
     clip_range: Schedule | None = None
     kl_beta: Scalar | None = number(default=1.0, above=0, optional=True)
     kl_target: Scalar = number(default=0.01, above=0)
@@ -148,7 +147,7 @@ class PPOKL(PPO):
         check_created_with(self, equal={}, present={"kl_beta": self._beta(state)})
 
     def _beta(self, state: OnPolicyState) -> Float[Array, ""] | None:
-        assert isinstance(state, PPOKLState), "check_state found it"
+        assert isinstance(state, PPOKLState), "init returns it"
         return state.kl_beta
 
     def _kl_cutoff(self, kl: Float[Array, ""], batch: Batch, axis_name: str | None) -> Float[Array, ""]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.checks import check_created_with, check_state
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
@@ -28,12 +28,10 @@ from polyak.ops.gradient_step import (
     Aux,
     Guard,
     StepLog,
-    check_optimizer,
     check_optimizer_state,
     count_microbatches,
     diagnose_skips,
     flag_quantities,
-    optimizer_of,
 )
 from polyak.ops.losses import fill_rows, finite_rows, flatten_steps, mask_invalid, of_action, sum_over_devices, weighted_sum
 from polyak.ops.normalize import ObsNormalizer
@@ -112,7 +110,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, QValues(), norm="layer"))
         check_settings(self)
-        check_optimizer(self)
+        self.check_optimizer()
         check_normalizers(self)
         if is_noisy(self._network):
             raise ValueError("PQN: network must not be noisy, its noise would not be trained; got noisy=True")
@@ -125,7 +123,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         check_q_network(self._network, copies.online, self.spec)
         env_steps, updates = StepCount.of(0), jnp.zeros((), jnp.uint32)
         normalizer = ObsNormalizer.init(self.spec.obs, self.clip_obs) if self.normalize_obs else None
-        return PQNState(copies.with_optimizer_state(optimizer_of(self)), normalizer, env_steps, updates, Guard.init())
+        return PQNState(copies.with_optimizer_state(self.optimizer_at()), normalizer, env_steps, updates, Guard.init())
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches.
@@ -142,12 +140,10 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
 
     def policy(self, state: PQNState) -> Greedy:
         """The action of the largest value."""
-        check_state("PQN.policy", state, PQNState)
         return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: PQNState) -> EpsilonGreedy | Boltzmann | FreshNoise:
         """The action of the largest value or, with probability ε, a random one."""
-        check_state("PQN.collect_policy", state, PQNState)
         return add_q_exploration(self._network_policy(state, state.copies.online), self._exploration_rate(state))
 
     def update(
@@ -164,11 +160,10 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         Raises:
             TypeError, ValueError: the rollout does not fit the spec or the minibatches the settings (while tracing).
         """
-        check_state("PQN.update", state, PQNState)
         check_created_with(self, equal=settings_of(self, state.obs_normalizer), present={})
         num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides("PQN", num_steps, num_envs, self.num_minibatches)
-        rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, optimizer_of(self, state.env_steps)
+        rollout, copies, optimizer = self._combine(as_arrays(rollout)), state.copies, self.optimizer_at(state.env_steps)
         check_optimizer_state(optimizer, copies.online.params, copies.optimizer_state)
         batch, bad = self._make_batch(state, rollout, axis_name)
         copies, log = train_epochs(

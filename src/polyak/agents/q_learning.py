@@ -12,10 +12,11 @@ from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Variables
+from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
@@ -92,7 +93,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         spec = as_discrete(type(self).__name__, self.spec)
         copies = NetworkCopies.create(self._network, key, spec, optimizer=None, target=self.follow())
         self.check_network(copies.online)
-        return copies.with_optimizer_state(optimizer_of(self))
+        return copies.with_optimizer_state(self.optimizer_at())
 
     def train_step(
         self,
@@ -107,12 +108,12 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """One gradient step of `loss`, after which the target follows."""
         batch = combine_actions(self.spec.action, batch)
         loss = partial(self.loss, online=copies.online, target=copies.variables("target"), key=key)
-        copies, log = copies.train(loss, optimizer_of(self, env_steps), batch, enabled=enabled, axis_name=axis_name)
+        copies, log = copies.train(loss, self.optimizer_at(env_steps), batch, enabled=enabled, axis_name=axis_name)
         return copies.follow(updates=log.applied.astype(jnp.uint32)), log
 
     def check_copies(self, copies: NetworkCopies) -> None:
         """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
-        check_optimizer_state(optimizer_of(self), copies.online.params, copies.optimizer_state)
+        check_optimizer_state(self.optimizer_at(), copies.online.params, copies.optimizer_state)
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
         """The learning rate, and the probability of a random action while the rollout was collected."""
@@ -125,12 +126,10 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest value."""
-        self.check_state("policy", state)
         return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
-        self.check_state("collect_policy", state)
         policy, env_steps = self._network_policy(state, state.copies.online), state.env_steps
         explorer = add_q_exploration(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
         return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
@@ -138,6 +137,13 @@ class QAgent(TargetSettings, OffPolicyAgent):
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
+
+    def _outputs(
+        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
+    ) -> tuple[Float[Array, "N n K"], PyTree]:
+        """The outputs for all actions, and the network's statistics."""
+        outputs, _, stats = self._network.apply(variables, obs, train=train, key=key)
+        return outputs, stats
 
     def _exploration_rate(self, env_steps: StepCount) -> Float[Array, ""]:
         """The probability of a random action: 1 until learning starts, then `epsilon`, or 0 with a temperature."""
@@ -160,6 +166,18 @@ class QAgent(TargetSettings, OffPolicyAgent):
     def _network(self) -> Any:
         assert self.network is not None, "__post_init__ sets the default"
         return self.network
+
+
+def value_terms(
+    q: Float[Array, " N"], td_error: Float[Array, " N"], priority: Float[Array, " N"], weight: Float[Array, " N"]
+) -> Terms:
+    """The terms of a loss of action values, without a gradient: sums over a batch, and the new priorities of the samples."""
+    terms: Terms = {
+        "td_error": weighted_sum(jnp.abs(td_error), weight),
+        "q": weighted_sum(q, weight),
+        "priority": priority,
+    }
+    return jax.lax.stop_gradient(terms)
 
 
 def fold(key: PRNGKeyArray | None, number: int) -> PRNGKeyArray | None:

@@ -3,10 +3,9 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.q_learning import QAgent, fold
+from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import QValues
@@ -71,31 +70,20 @@ class QRDQN(QAgent):
             key: for noise and dropout.
         """
         online = dataclasses.replace(online, params=params)
-        of_all, stats = self._quantiles(online, batch.obs, fold(key, 0), train=True)
+        of_all, stats = self._outputs(online, batch.obs, fold(key, 0), train=True)
         quantiles = of_action(of_all, batch.action)
         targets = self.td_target(batch, online=online, target=target, key=key)
         losses = quantile_huber_loss(quantiles, midpoints(self.num_quantiles)[None], targets, self.huber_delta)
-        q = jax.lax.stop_gradient(quantiles).mean(axis=1)
-        terms = {
-            "td_error": weighted_sum(jnp.abs(targets.mean(axis=1) - q), batch.weight),
-            "q": weighted_sum(q, batch.weight),
-            "priority": jax.lax.stop_gradient(losses),
-        }
+        q = quantiles.mean(axis=1)
+        terms = value_terms(q, targets.mean(axis=1) - q, losses, batch.weight)
         return weighted_sum(losses, batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
     ) -> Float[Array, "N K"]:
         """The targets r + γ^m θ_j(s', a'), without a gradient; arguments as for `loss`."""
-        target_quantiles, _ = self._quantiles(target, batch.next_obs, fold(key, 1))
-        quantiles = self._quantiles(online, batch.next_obs, fold(key, 2))[0] if self.double else target_quantiles
+        target_quantiles, _ = self._outputs(target, batch.next_obs, fold(key, 1))
+        quantiles = self._outputs(online, batch.next_obs, fold(key, 2))[0] if self.double else target_quantiles
         next_action = best_action(quantiles.mean(axis=2), batch.next_action_mask)
         next_quantiles = of_action(target_quantiles, next_action)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
-
-    def _quantiles(
-        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
-    ) -> tuple[Float[Array, "N n K"], PyTree]:
-        """The quantiles of all actions, and the network's statistics."""
-        quantiles, _, stats = self._network.apply(variables, obs, train=train, key=key)
-        return quantiles, stats

@@ -114,29 +114,6 @@ class SAC(TargetSettings, SoftActorAgent):
         soft_value = draw.mean(min_of_critics(next_q, self.num_target_critics, subset_key) - alpha * draw.log_prob)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * soft_value)
 
-    def actor_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        actor: Variables,
-        critics: Variables,
-        alpha: Float[Array, ""],
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """J_π of a batch whose weights sum to 1, and its terms.
-
-        Args:
-            params: φ.
-            actor: the actor; its parameters are not used.
-            critics: the online critics.
-            alpha: the weight of the entropy.
-            key: for the actions, and dropout.
-        """
-        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
-        draw, stats = self.draw_actions(actor, batch.obs, batch.action_mask, key, train=True)
-        q = self.q_values(critics, batch.obs, draw.action, jax.random.fold_in(key, 1))
-        q = jnp.min(q, axis=1) if self.num_target_critics is None else jnp.mean(q, axis=1)
-        loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
-        entropy = weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)
-        return loss, Aux({"entropy": entropy}, stats)
+    def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
+        """The minimum of the critics, or the mean of an ensemble of which targets take a subset."""
+        return jnp.min(q, axis=1) if self.num_target_critics is None else jnp.mean(q, axis=1)

@@ -1,12 +1,17 @@
 """Groups of settings that agents share."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 
 from polyak.copies.follow import Follow
+from polyak.core.checks import check_unset
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Scalar
-from polyak.ops.schedules import Schedule, check_schedule
+from polyak.ops.gradient_step import ADAM_SETTINGS, RMSPROP_SETTINGS, adam
+from polyak.ops.schedules import Count, Schedule, check_schedule
 
 
 @struct(kw_only=True)
@@ -24,6 +29,40 @@ class AdamSettings:
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
+
+    def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
+        """Return `optimizer`, or Adam with the learning rate of this step.
+
+        Args:
+            learning_rate: the learning rate of one of the agent's networks; None takes the agent's `learning_rate`.
+        """
+        if self.optimizer is not None:
+            return self.optimizer
+        schedule = self.learning_rate if learning_rate is None else learning_rate
+        return adam(schedule, env_steps, eps=self.adam_eps, max_grad_norm=self.max_grad_norm)
+
+    def check_optimizer(self) -> None:
+        """Check the setting `optimizer`; with it, the settings of Adam have no effect and must be left out.
+
+        Raises:
+            TypeError: the value is no `optax.GradientTransformation`, or needs further arguments, such as the value of the
+                loss.
+            ValueError: a setting of Adam is set too.
+        """
+        optimizer: Any = self.optimizer
+        if optimizer is None:
+            return
+        owner = type(self).__name__
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise TypeError(f"{owner}: optimizer must be an optax.GradientTransformation or None, got {optimizer!r}")
+        try:
+            jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), jax.ShapeDtypeStruct((1,), jnp.float32))
+        except Exception as error:  # An optimizer for the parameters of one network may fail here.
+            if isinstance(error, TypeError) and "keyword-only argument" in str(error):
+                wanted = "take gradients, state and params alone, unlike reduce_on_plateau or lbfgs"
+                raise TypeError(f"{owner}: the update of optimizer must {wanted}: {error}") from error
+        reason = "has no effect with optimizer=...; leave it out and set it in the optimizer"
+        check_unset(self, (*ADAM_SETTINGS, *RMSPROP_SETTINGS), reason)
 
 
 @struct(kw_only=True)

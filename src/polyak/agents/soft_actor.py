@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Categorical, for_space
-from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.policies.exploration import RandomWarmStart
@@ -121,8 +121,6 @@ class SoftActorAgent(ActorCriticAgent):
         policy_delay: gradient steps of the critics for one of the actor and of α.
     """
 
-    copies_type: ClassVar[type] = SoftActorCopies
-
     alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
     initial_alpha: Scalar = number(default=1.0, above=0)
@@ -163,37 +161,19 @@ class SoftActorAgent(ActorCriticAgent):
         """
 
     @abc.abstractmethod
-    def actor_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        actor: Variables,
-        critics: Variables,
-        alpha: Float[Array, ""],
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """The actor's loss of a batch whose weights sum to 1, and its terms.
-
-        Args:
-            params: φ.
-            actor: the online actor; its parameters are not used.
-            critics: the online critics.
-            alpha: the weight of the entropy.
-            key: for the actions, and dropout.
-        """
+    def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
+        """The values of actions that the actor maximizes, of the values of all critics."""
 
     def create_copies(self, key: PRNGKeyArray) -> SoftActorCopies:
         """An actor, critics, which have a target where `follow` has a rule, and a temperature."""
         actor, critics, average = self._create_networks(key, actor_target=None)
         self.check_critics(critics.online)
         log_alpha = jnp.log(jnp.asarray(self.initial_alpha, jnp.float32))
-        temperature = Temperature(log_alpha, optimizer_of(self).init(jnp.array(log_alpha, copy=True)))
+        temperature = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
         return SoftActorCopies(actor, critics, temperature, average)
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
-        self.check_state("collect_policy", state)
         explorer = add_sde(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
         policy = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
@@ -214,7 +194,7 @@ class SoftActorAgent(ActorCriticAgent):
         """
         actor, critics, temperature = copies.actor, copies.critics, copies.temperature
         rates = self.learning_rate, self.actor_learning_rate, self.alpha_learning_rate
-        critics_step, actor_step, alpha_step = (optimizer_of(self, env_steps, rate) for rate in rates)
+        critics_step, actor_step, alpha_step = (self.optimizer_at(env_steps, rate) for rate in rates)
         critic_key, actor_key, alpha_key = jax.random.split(key, 3)
         alpha = self._alpha(temperature.log_alpha)
         loss = partial(
@@ -249,6 +229,32 @@ class SoftActorAgent(ActorCriticAgent):
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
         return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
+
+    def actor_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """J_π(φ) = E[ α log π_φ(a|s) - Q(s, a) ], a ~ π_φ, of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            params: φ.
+            actor: the online actor; its parameters are not used.
+            critics: the online critics, of whose values `combine_critics` is Q.
+            alpha: the weight of the entropy.
+            key: for the actions, and dropout.
+        """
+        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
+        draw, stats = self.draw_actions(actor, batch.obs, batch.action_mask, key, train=True)
+        q = self.combine_critics(self.q_values(critics, batch.obs, draw.action, jax.random.fold_in(key, 1)))
+        loss = weighted_sum(draw.mean(jax.lax.stop_gradient(alpha) * draw.log_prob - q), batch.weight)
+        entropy = weighted_sum(-jax.lax.stop_gradient(draw.mean(draw.log_prob)), batch.weight)
+        return loss, Aux({"entropy": entropy}, stats)
 
     def temperature_loss(
         self, log_alpha: Float[Array, ""], batch: Transition, *, actor: Variables, key: PRNGKeyArray

@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ from polyak.learning.actor_critic_updates import (
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux, StepLog, optimizer_of
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
 from polyak.policies.exploration import RandomWarmStart
@@ -78,8 +77,6 @@ class TD3(TargetSettings, ActorCriticAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    copies_type: ClassVar[type] = ActorCriticCopies
-
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     num_target_critics: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=2)
@@ -107,7 +104,6 @@ class TD3(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
-        self.check_state("collect_policy", state)
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
@@ -126,8 +122,8 @@ class TD3(TargetSettings, ActorCriticAgent):
         axis_name: str | None,
     ) -> tuple[ActorCriticCopies, StepLog]:
         """One gradient step of the critics; every `policy_delay`-th step also one of the actor; and the targets' update."""
-        critics_step = optimizer_of(self, env_steps)
-        actor_step = optimizer_of(self, env_steps, self.actor_learning_rate)
+        critics_step = self.optimizer_at(env_steps)
+        actor_step = self.optimizer_at(env_steps, self.actor_learning_rate)
         actor, critics = copies.actor, copies.critics
         loss = partial(
             self.critic_loss,

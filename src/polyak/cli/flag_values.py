@@ -2,11 +2,10 @@
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import re
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 import tyro
 from tyro.constructors import (
@@ -17,7 +16,7 @@ from tyro.constructors import (
 )
 
 VALUE_RULES = ConstructorRegistry()
-"""Rules for numbers, widths, choices and optional values; use as a context manager."""
+"""Rules for numbers, widths and optional values; use as a context manager."""
 
 
 @VALUE_RULES.primitive_rule
@@ -64,28 +63,6 @@ def _parse_widths(words: list[str]) -> tuple[int, ...]:
 
 
 @VALUE_RULES.primitive_rule
-def _choice_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    choices = get_args(info.type)
-    if get_origin(info.type) is not Literal or not all(isinstance(choice, str) for choice in choices):
-        return None
-
-    def parse_choice(words: list[str]) -> str:
-        if words[0] not in choices:
-            near = difflib.get_close_matches(words[0].lower(), choices, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"must be one of {', '.join(choices)}; got {words[0]!r}{hint}")
-        return words[0]
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{{{','.join(choices)}}}",
-        instance_from_str=parse_choice,
-        is_instance=lambda value: value in choices,
-        str_from_instance=lambda value: [value],
-    )
-
-
-@VALUE_RULES.primitive_rule
 def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Parse a type or the word None; flags with `DisallowNone`, for which None means not set, reject the word."""
     kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
@@ -114,7 +91,7 @@ def _optional_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | N
         instance_from_str=parse_optional,
         is_instance=lambda value: value is None or spec.is_instance(value),
         str_from_instance=lambda value: ["None"] if value is None else spec.str_from_instance(value),
-        choices=None,
+        choices=(*spec.choices, "None") if has_none and spec.choices else spec.choices,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import NO_SETTINGS, agent_flags, setting_names
 from polyak.cli.agent_source import class_source
-from polyak.cli.flags import TrainFlags, UsageError, fail, field_names, parse, print_usage
+from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.imports import find_modules_here
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
@@ -119,10 +119,6 @@ def _is_class(user_agent: str) -> bool:
         return False
 
 
-def _algorithms_with(name: str) -> list[str]:
-    return [algorithm for algorithm, source in AGENTS.items() if name in setting_names(source)]
-
-
 def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
@@ -131,7 +127,8 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
     ]
     source = AGENTS[algorithm] if algorithm else user_agent if user_agent and _is_class(user_agent) else None
     if source:
-        others = [name for kind in (TrainFlags, UserFlags, NetworkFlags, ReplayFlags) for name in field_names(kind)]
+        kinds: tuple[Any, ...] = (TrainFlags, UserFlags, NetworkFlags, ReplayFlags)
+        others = [field.name for kind in kinds for field in dataclasses.fields(kind)]
         agent = agent_flags(source, defaults.values, others)
         # Only help hides flags: an error can then say why the algorithm rejects a flag.
         names, is_help = setting_names(source), bool(HELP & set(arguments))
@@ -148,4 +145,4 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
         description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."
     prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
     flags = dataclasses.make_dataclass("Flags", groups)
-    return parse(flags, arguments, prog=prog, description=description, owners=_algorithms_with)
+    return parse(flags, arguments, prog=prog, description=description)

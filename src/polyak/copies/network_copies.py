@@ -10,11 +10,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.copies.accumulated import Accumulated
-from polyak.copies.arguments import check_create, split_requests
 from polyak.copies.follow import Follow, FollowState
 from polyak.copies.outputs import OutputLoss, loss_of_outputs, predict_all
 from polyak.copies.shared import Shared
-from polyak.core.checks import check_choice, check_integer, check_key, check_number
+from polyak.core.checks import check_choice, check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import unknown_name
@@ -109,11 +108,11 @@ class NetworkCopies:
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
-            TypeError: `key` is not a JAX key, or another argument has the wrong type.
-            ValueError: `online` is set without `shared=True`.
+            ValueError: `shared` is something else than True or False, or `online` is set without `shared=True`.
         """
-        check_key("init", key)
-        check_create(name, network, optimizer, target, online, shared)
+        check_choice(name, "shared", shared, (True, False))
+        if online is not None and not shared:
+            raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
 
     def with_optimizer_state(self, optimizer: Any) -> "NetworkCopies":
@@ -468,10 +467,9 @@ class NetworkCopies:
             key: for the network (dropout), split over the requests.
 
         Raises:
-            TypeError: `requests` are no pairs.
             ValueError: no copy has this name; the message lists the existing names.
         """
-        names, inputs = split_requests(requests)
+        names, inputs = tuple(name for name, _ in requests), [inputs for _, inputs in requests]
         copies = {name: self.variables(name) for name in dict.fromkeys(names)}
         return predict_all(self.network, names, train, copies, inputs, key)
 

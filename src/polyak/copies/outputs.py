@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.copies.arguments import check_loss_result
 from polyak.core.types import Network, PyTree, Terms, Variables
 from polyak.ops.gradient_step import Aux, LossFn
 
@@ -27,9 +26,9 @@ def loss_of_outputs(loss_fn: OutputLoss, network: Network, variables: Variables,
     def loss(params: PyTree, batch: tuple[PyTree, PyTree, Float[Array, " B"] | None]) -> tuple[Float[Array, ""], Aux]:
         inputs, targets, weights = batch
         outputs, _, stats = network.apply(dataclasses.replace(variables, params=params), inputs, train=True, key=key)
-        parts, others = check_loss_result(loss_fn(outputs, targets))
+        parts, others = loss_fn(outputs, targets)
         means: Terms = {name: _mean(name, part, weights) for name, part in parts.items()}
-        return jnp.sum(jnp.stack(list(means.values()))), Aux(others | means, stats)
+        return jnp.sum(jnp.stack(list(means.values()))), Aux({**others, **means}, stats)
 
     return loss
 

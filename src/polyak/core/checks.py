@@ -111,19 +111,6 @@ def check_callbacks(owner: str, callbacks: Any) -> None:
             continue
 
 
-def check_state(owner: str, state: Any, cls: type) -> None:
-    """Check that a value is an agent's state; the error names the attribute that holds it, as of a result.
-
-    Raises:
-        TypeError: the value is something else.
-    """
-    if type(state) is cls:
-        return
-    inner = [name for name in ("state", "agent") if type(getattr(state, name, None)) is cls]
-    instead = f"pass its .{inner[0]}" if inner else "agent.init(key) returns one"
-    raise TypeError(f"{owner}: state must be of type {cls.__name__}, got {type(state).__name__}; {instead}")
-
-
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Check that a value is one of the choices.
 
@@ -225,9 +212,20 @@ def check_same_types(env_id: str, part: str, before: Any, after: Any, *, weak: b
     Raises:
         TypeError: with the first difference.
     """
+    if change := describe_change(part, before, after, weak=weak):
+        raise TypeError(f"{env_id}: step() changes {change}")
+
+
+def describe_change(part: str, before: Any, after: Any, *, weak: bool = False) -> str:
+    """Return the first difference between the trees, shapes and dtypes of two values; "" if there is none.
+
+    Args:
+        part: what the values are, such as `"the state"`.
+        weak: compare weak types too.
+    """
     trees: Any = jax.tree.structure(before), jax.tree.structure(after)
     if trees[0] != trees[1]:
-        raise TypeError(f"{env_id}: step() changes the tree of {part} from {trees[0]} to {trees[1]}")
+        return f"the tree of {part} from {trees[0]!s:.300} to {trees[1]!s:.300}"
     for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
         types: Any = jax.typeof(old), jax.typeof(new)
         same = [(t.shape, t.dtype, weak and t.weak_type) for t in types]
@@ -235,4 +233,5 @@ def check_same_types(env_id: str, part: str, before: Any, after: Any, *, weak: b
             was, got = (f"{'weak ' if weak and t.weak_type else ''}{t.dtype}{list(t.shape)}" for t in types)
             where = f"{part}{jax.tree_util.keystr(path)}"
             remedy = "cast it" if types[0].shape == types[1].shape else "it must keep its shape"
-            raise TypeError(f"{env_id}: step() changes {where} from {was} to {got}; {remedy}")
+            return f"{where} from {was} to {got}; {remedy}"
+    return ""

@@ -1,16 +1,15 @@
-"""Short printed forms of objects: at most ten lines in a terminal, a table in a notebook."""
+"""Short printed forms of objects: at most ten lines."""
 
 import dataclasses
-import html
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MAX_LINES, MAX_WIDTH, MAX_TABLE_ROWS = 10, 120, 40
+MAX_LINES, MAX_WIDTH = 10, 120
 # An attribute takes at most three lines, and a collection shows its first elements.
 MAX_TEXT = 3 * (MAX_WIDTH - 8)
 MAX_ITEMS = 4
@@ -21,19 +20,8 @@ def format_number(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
-@runtime_checkable
-class _Array(Protocol):
-    """An array of NumPy or JAX, also a traced one or a `ShapeDtypeStruct`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-
 def short_repr(*names: str) -> Callable[[type[T]], type[T]]:
-    """Give a class a short `__repr__` and a `_repr_html_` for notebooks, unless it defines its own.
+    """Give a class a short `__repr__`, unless it defines its own.
 
     Args:
         *names: the attributes to show; without names, the fields of a dataclass that differ from their defaults. None and empty
@@ -41,20 +29,13 @@ def short_repr(*names: str) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        def items(value: Any) -> list[tuple[str, str]]:
-            shown = [(name, getattr(value, name)) for name in names] if names else _changed_fields(value)
-            return [(name.lstrip("_"), text_of(x)) for name, x in shown if not _is_empty(x)]
-
         def to_text(value: Any) -> str:
-            return _fill(type(value).__name__, [f"{name}={text}" for name, text in items(value)])
-
-        def to_html(value: Any) -> str:
-            return html_table(type(value).__name__, items(value))
+            shown = [(name, getattr(value, name)) for name in names] if names else _changed_fields(value)
+            parts = [f"{name.lstrip('_')}={text_of(x)}" for name, x in shown if not _is_empty(x)]
+            return _fill(type(value).__name__, parts)
 
         if "__repr__" not in vars(cls):
             cls.__repr__ = to_text  # type: ignore[method-assign]
-        if "_repr_html_" not in vars(cls):
-            cls._repr_html_ = to_html  # type: ignore[attr-defined]
         return cls
 
     return decorate
@@ -68,7 +49,7 @@ def text_of(value: Any) -> str:
     """
     if isinstance(value, type) or type(value).__name__ in ("function", "builtin_function_or_method"):
         return str(value.__qualname__)
-    if isinstance(value, _Array) and not dataclasses.is_dataclass(value):
+    if _is_array(value):
         return _array_text(value)
     if isinstance(value, Mapping | list | tuple):
         return _collection_text(value)
@@ -96,11 +77,16 @@ def _is_equal(content: Any, default: Any) -> bool:
     """Return True if a value equals the default; False for arrays, which may be traced, and for values that contain arrays."""
     if content is default:
         return True
-    if type(content) is not type(default) or isinstance(content, _Array):
+    if type(content) is not type(default) or _is_array(content):
         return False
     if dataclasses.is_dataclass(content):
         return all(_is_equal(vars(content).get(name), x) for name, x in vars(default).items())
     return bool(content == default)
+
+
+def _is_array(value: Any) -> bool:
+    """Return True for arrays of NumPy and JAX, also traced ones and `ShapeDtypeStruct`s, but not for spaces."""
+    return getattr(value, "dtype", None) is not None and not dataclasses.is_dataclass(value)
 
 
 def _is_empty(value: Any) -> bool:
@@ -139,7 +125,7 @@ def _arrays_in(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping | list | tuple):
         for child in value.values() if isinstance(value, Mapping) else value:
             yield from _arrays_in(child)
-    elif isinstance(value, _Array) and not dataclasses.is_dataclass(value):
+    elif _is_array(value):
         yield value
 
 
@@ -159,15 +145,6 @@ def _fill(name: str, parts: list[str]) -> str:
     if len(lines) > most:
         lines = [*lines[: most - 1], f"    ... {len(lines) - most + 1} more lines"]
     return "\n".join([f"{name}(", *lines, ")"])
-
-
-def html_table(name: str, items: list[tuple[str, str]]) -> str:
-    """A table of names and values; aligned to the left, as notebooks align to the right."""
-    left = ' style="text-align:left"'
-    rows = [f"<tr><th{left}>{html.escape(key)}</th><td{left}>{html.escape(text)}</td></tr>" for key, text in items]
-    if len(rows) > MAX_TABLE_ROWS:
-        rows = [*rows[:MAX_TABLE_ROWS], f"<tr><td{left}>... {len(rows) - MAX_TABLE_ROWS} more</td></tr>"]
-    return f"<table><caption{left}>{html.escape(name)}</caption>{''.join(rows)}</table>"
 
 
 def _shorten(text: str, width: int) -> str:

@@ -37,8 +37,7 @@ class _ByValue:
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
 
-@short_repr()
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Box(_ByValue):
     """Arrays between `low` and `high`, elementwise; bounds may be infinite. The arguments have Gymnasium's order.
 
@@ -65,20 +64,13 @@ class Box(_ByValue):
     def __init__(
         self, low: npt.ArrayLike, high: npt.ArrayLike, shape: Iterable[int] | None = None, dtype: npt.DTypeLike = np.float32
     ) -> None:
-        try:
-            sizes = None if shape is None else tuple(map(operator.index, shape))
-        except TypeError:
-            raise TypeError(f"Box: shape must be a tuple such as (4,), got {shape!r}; a type is passed as dtype=...") from None
+        sizes = None if shape is None else tuple(map(operator.index, shape))
         dtype = np.dtype(dtype)
         if dtype.kind not in "fiub":
             raise TypeError(f"Box: dtype must be a number type, got {dtype}")
         low_array, high_array = _as_bound("low", low, dtype), _as_bound("high", high, dtype)
         if sizes is not None:
-            try:
-                low_array, high_array = (np.broadcast_to(array, sizes).copy() for array in (low_array, high_array))
-            except ValueError:
-                found = f"{low_array.shape} and {high_array.shape}"
-                raise ValueError(f"Box: bounds of shapes {found} do not broadcast to shape {sizes}") from None
+            low_array, high_array = (np.broadcast_to(array, sizes).copy() for array in (low_array, high_array))
         if low_array.shape != high_array.shape:
             raise ValueError(f"Box: low has shape {low_array.shape}, high {high_array.shape}; they must match")
         if low_array.size == 0:

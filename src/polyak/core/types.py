@@ -1,7 +1,7 @@
 """Shared types and interfaces: time steps, rollouts, policies, agents, networks, environments."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -135,12 +135,6 @@ class TimeStep:
     first: Any
     action_mask: PyTree = None
     record: EpisodeRecord | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError(
-            "TimeStep cannot be unpacked as obs, reward, terminated, truncated, info; use its fields: time_step.obs, "
-            "time_step.reward, time_step.terminated, time_step.truncated"
-        )
 
     @property
     def last(self) -> Any:
@@ -451,7 +445,12 @@ class Env(Protocol):
 
 @runtime_checkable
 class HostEnv(Protocol):
-    """An environment outside JAX (Gymnasium), batched over `num_envs`, in NumPy; it stores its own state."""
+    """An environment outside JAX (Gymnasium), batched over `num_envs`, in NumPy; it stores its own state.
+
+    One that reports values which its environments put into `info` has an attribute `info`, a dict of the values `[B]` of the
+    last time step by tag, NaN for environments without a value: `rollout/success_rate` and `rollout/ep_rew_mean` at the ends of
+    episodes, `env/NAME` at any transition.
+    """
 
     @property
     def spec(self) -> EnvSpec:
@@ -481,19 +480,6 @@ class HostEnv(Protocol):
 
     def close(self) -> None:
         """Free processes and windows; a second call does nothing."""
-        ...
-
-
-@runtime_checkable
-class ReportsInfo(Protocol):
-    """A `HostEnv` that reports values which its environments put into `info`."""
-
-    @property
-    def info(self) -> Mapping[str, npt.NDArray[np.float64]]:
-        """The values of the last time step by tag, `[B]`, NaN for environments without a value.
-
-        `rollout/success_rate` and `rollout/ep_rew_mean` have values at the ends of episodes, `env/NAME` at any transition.
-        """
         ...
 
 

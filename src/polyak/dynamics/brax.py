@@ -7,9 +7,8 @@ import numpy as np
 
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, Dict, EnvSpec, Space
-from polyak.core.suggestions import unknown_name
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
-from polyak.dynamics.names import brax_names
+from polyak.dynamics.names import brax_names, check_name
 
 EPISODE_LENGTH = 1000
 
@@ -29,9 +28,7 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         from brax.envs.wrappers.training import EpisodeWrapper
     except ModuleNotFoundError as error:
         raise ImportError(f"brax environments need brax: pip install 'polyak[brax]' ({error})") from error
-    known = brax_names()
-    if name not in known:
-        raise ValueError(f"make: {unknown_name(f'brax/{name}', [f'brax/{each}' for each in known], 'environment')}")
+    check_name("brax", name, brax_names())
     limits = {"episode_length": EPISODE_LENGTH, "action_repeat": 1}
     limits |= {key: value for key, value in settings.items() if key in limits}
     for key, value in limits.items():

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, Space
-from polyak.core.suggestions import unknown_name
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion
-from polyak.dynamics.names import gymnax_names
+from polyak.dynamics.names import check_name, gymnax_names
 
 # Longer than any episode, and exact in float32, as some limits are floats.
 NEVER = 2**30
@@ -30,9 +29,7 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         import gymnax
     except ModuleNotFoundError as error:
         raise ImportError(f"gymnax environments need gymnax: pip install 'polyak[gymnax]' ({error})") from error
-    known = gymnax_names()
-    if name not in known:
-        raise ValueError(f"make: {unknown_name(f'gymnax/{name}', [f'gymnax/{each}' for each in known], 'environment')}")
+    check_name("gymnax", name, gymnax_names())
     with own_promotion(f"gymnax/{name}"):
         fields = gymnax.make(name)[1].__dataclass_fields__
         env, params = gymnax.make(name, **{k: v for k, v in settings.items() if k not in fields})

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
-from polyak.core.suggestions import unknown_name
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, raw_key
-from polyak.dynamics.names import jumanji_names
+from polyak.dynamics.names import check_name, jumanji_names
 
 
 def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
@@ -23,9 +22,7 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         import jumanji
     except ModuleNotFoundError as error:
         raise ImportError(f"jumanji environments need jumanji: pip install 'polyak[jumanji]' ({error})") from error
-    known = jumanji_names()
-    if name not in known:
-        raise ValueError(f"make: {unknown_name(f'jumanji/{name}', [f'jumanji/{each}' for each in known], 'environment')}")
+    check_name("jumanji", name, jumanji_names())
     return dynamics_of(jumanji.make(name, **settings), f"jumanji/{name}")
 
 

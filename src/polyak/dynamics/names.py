@@ -5,6 +5,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from polyak.core.suggestions import unknown_name
+
 # Fails in its first step, as it indexes a scalar reward (gymnax 0.0.9).
 BROKEN = ("SimpleBandit-bsuite",)
 
@@ -26,6 +28,16 @@ def jumanji_names() -> list[str]:
     calls = [node.value for node in _source("jumanji", "__init__.py") if isinstance(node, ast.Expr)]
     ids = [k.value for call in calls if isinstance(call, ast.Call) for k in call.keywords if k.arg == "id"]
     return sorted(ast.literal_eval(id) for id in ids)
+
+
+def check_name(library: str, name: str, known: list[str]) -> None:
+    """Check that a library has the environment.
+
+    Raises:
+        ValueError: it has none of this name.
+    """
+    if name not in known:
+        raise ValueError(f"make: {unknown_name(f'{library}/{name}', [f'{library}/{each}' for each in known], 'environment')}")
 
 
 def _source(package: str, file: str) -> list[ast.stmt]:

@@ -84,7 +84,8 @@ class AutoReset:
 
     def __post_init__(self) -> None:
         check_integer("AutoReset", "num_envs", self.num_envs)
-        _check_dynamics(self.dynamics)
+        if not isinstance(self.dynamics.spec, EnvSpec):
+            raise TypeError(f"AutoReset: dynamics must be an object whose spec is an EnvSpec, got {describe(self.dynamics)}")
         _ = self.spec
 
     @property
@@ -130,25 +131,6 @@ class AutoReset:
         mask = dynamics.action_mask(state)
         check_masks(self.spec, mask, self.num_envs)
         return mask
-
-
-def _check_dynamics(dynamics: Any) -> None:
-    """Check that dynamics are an object with the members of `Dynamics`.
-
-    Raises:
-        TypeError: they are a class, or lack a member.
-    """
-    name = dynamics.__name__ if isinstance(dynamics, type) else type(dynamics).__name__
-    if isinstance(dynamics, type):
-        raise TypeError(f"AutoReset: dynamics must be an object, got the class {name}; pass {name}()")
-    members = ["spec", "reset", "step", "observe"]
-    missing = [member for member in members if getattr(dynamics, member, None) is None]
-    if missing:
-        raise TypeError(f"AutoReset: dynamics must have {', '.join(members)}, got {name} without {', '.join(missing)}")
-    if not isinstance(dynamics.spec, EnvSpec):
-        raise TypeError(f"AutoReset: dynamics.spec must be an EnvSpec, got {describe(dynamics.spec)}")
-    if dynamics.spec.has_action_mask and getattr(dynamics, "action_mask", None) is None:
-        raise TypeError(f"AutoReset: dynamics must have action_mask(state) with has_action_mask=True, got {name} without it")
 
 
 def _expand(mask: Any, like: Any) -> Any:

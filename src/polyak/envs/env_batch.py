@@ -24,7 +24,7 @@ class RawStep(NamedTuple):
         obs: the observation's arrays.
         masks: the action masks in the order of `mask_widths`, or None.
         record: the fields of a `polyak.core.types.EpisodeRecord`, for environments that record one.
-        info: see `polyak.core.types.ReportsInfo`.
+        info: see `polyak.core.types.HostEnv`.
     """
 
     obs: list[npt.NDArray[Any]]

@@ -4,50 +4,16 @@ The replay stores unnormalized transitions: each batch is normalized with the cu
 """
 
 import dataclasses
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 
 from polyak.core.checks import check_created_with
-from polyak.core.spaces import EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Rollout, Scalar
 from polyak.learning.check_rollout import check_returns
 from polyak.ops.losses import finite_rows
 from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
-
-
-class NormalizedObsSettings(Protocol):
-    """The settings of an agent that may normalize observations."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment's spaces."""
-        ...
-
-    @property
-    def normalize_obs(self) -> bool:
-        """Normalize observations by their running mean and standard deviation."""
-        ...
-
-    @property
-    def clip_obs(self) -> float | None:
-        """Normalized observations are clipped to ± this value."""
-        ...
-
-
-class NormalizedSettings(NormalizedObsSettings, Protocol):
-    """The settings of an agent that may normalize observations and rewards."""
-
-    @property
-    def gamma(self) -> Scalar:
-        """Discount per step."""
-        ...
-
-    @property
-    def normalize_reward(self) -> Literal["return", "reward"] | None:
-        """Divide rewards by the running standard deviation of `"return"` or `"reward"`; None leaves rewards unchanged."""
-        ...
 
 
 @struct
@@ -79,18 +45,18 @@ class Normalizers:
         return Normalizers(obs, reward)
 
 
-def create_normalizers(settings: NormalizedSettings) -> Normalizers:
+def create_normalizers(settings: Any) -> Normalizers:
     """Empty statistics of the quantities that the settings normalize."""
     obs = ObsNormalizer.init(settings.spec.obs, settings.clip_obs) if settings.normalize_obs else None
     return Normalizers(obs, None if settings.normalize_reward is None else RewardScaler.init(settings.normalize_reward))
 
 
-def settings_of(settings: NormalizedObsSettings, obs: ObsNormalizer | None) -> dict[str, Any]:
+def settings_of(settings: Any, obs: ObsNormalizer | None) -> dict[str, Any]:
     """The settings of observation normalization of a state with these statistics; see `check_created_with`."""
     return {"normalize_obs": obs is not None, "clip_obs": settings.clip_obs if obs is None else obs.clip}
 
 
-def check_created_normalizers(settings: NormalizedSettings, normalizers: Normalizers) -> None:
+def check_created_normalizers(settings: Any, normalizers: Normalizers) -> None:
     """Check that a state was created with the agent's settings of normalization; the state's would silently replace them.
 
     Raises:
@@ -101,7 +67,7 @@ def check_created_normalizers(settings: NormalizedSettings, normalizers: Normali
     check_created_with(settings, equal=equal, present={})
 
 
-def without_returns(settings: NormalizedSettings, rollout: Rollout) -> Rollout:
+def without_returns(settings: Any, rollout: Rollout) -> Rollout:
     """The rollout with only the recurrent state as its carry, without the returns that `DiscountedReturn` adds.
 
     Raises:
@@ -113,7 +79,7 @@ def without_returns(settings: NormalizedSettings, rollout: Rollout) -> Rollout:
     return dataclasses.replace(rollout, carry=rollout.carry[0])
 
 
-def check_normalizers(settings: NormalizedObsSettings) -> None:
+def check_normalizers(settings: Any) -> None:
     """Check that there are observations to normalize.
 
     Raises:

@@ -6,13 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyak.core.tree_check import describe_leaf, named_leaves, quoted
+from polyak.core.checks import describe_change
+from polyak.core.tree_check import describe_leaf
 from polyak.core.types import Agent, Histogram, Mean, Policy, PyTree
 from polyak.loops.metrics import is_number
 
 METHODS = tuple(name for name in vars(Agent) if not name.startswith("_"))
-METHODS_OF_A_POLICY = ("initial_state", "action")
-"""Methods of `collect_policy(state)` that loops call."""
 
 
 def check_agent(owner: str, agent: Any) -> None:
@@ -52,17 +51,6 @@ def check_policy_methods(owner: str, policy: Any) -> None:
     )
 
 
-def check_collect_policy(agent: Agent, policy: Any) -> None:
-    """Check that an agent's `collect_policy` has returned a policy.
-
-    Raises:
-        TypeError: the result lacks a method of a policy.
-    """
-    if missing := _missing(policy, METHODS_OF_A_POLICY):
-        got = f"{type(policy).__name__}, which lacks {' and '.join(missing)}"
-        raise TypeError(f"{type(agent).__name__}.collect_policy must return a policy, got {got}")
-
-
 def check_update(agent: Agent, before: PyTree, result: Any) -> None:
     """Check the result of an agent's `update`, while tracing.
 
@@ -71,35 +59,19 @@ def check_update(agent: Agent, before: PyTree, result: Any) -> None:
         result: the result of `update`.
 
     Raises:
-        TypeError: the result is no pair of a state and metrics, or a metric is no number; the message names the metric.
-        ValueError: the new state has other leaves, or a leaf has another shape or dtype; the message names the leaf.
+        TypeError: the result is no pair of a state and metrics, a metric is no number, or the new state has other leaves or
+            dtypes; the message names the metric or the leaf.
     """
     owner = f"{type(agent).__name__}.update"
     if not (isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)):
         kinds = ", ".join(type(x).__name__ for x in result) if isinstance(result, tuple | list) else type(result).__name__
         raise TypeError(f"{owner} must return the state and a dict of metrics, got {kinds}")
-    _check_state(owner, before, result[0])
+    if change := describe_change("the state", before, result[0]):
+        raise TypeError(f"{owner} changes {change}")
     for name, metric in result[1].items():
         if not (isinstance(name, str) and _is_metric(metric)):
             got = describe_leaf(metric) if isinstance(metric, jax.Array | np.ndarray) else f"{metric!r:.80}"
             raise TypeError(f"{owner}: metrics must be single numbers, Mean or Histogram by name, got {name!r}: {got}")
-
-
-def _check_state(owner: str, before: PyTree, after: PyTree) -> None:
-    old, new = dict(named_leaves(before)), dict(named_leaves(after))
-    if old.keys() != new.keys():
-        changes = [f"{quoted(name)} is new" for name in new if name not in old]
-        changes += [f"{quoted(name)} is gone" for name in old if name not in new]
-        raise ValueError(f"{owner}: the state must keep its leaves, but {', '.join(changes)}")
-    for name, leaf in new.items():
-        expected, got = describe_leaf(old[name]), describe_leaf(leaf)
-        if got != expected:
-            raise ValueError(f"{owner}: {quoted(name)} of the state must stay {expected}, got {got}")
-    structures = [str(jax.tree.structure(tree)) for tree in (before, after)]
-    if structures[0] != structures[1]:
-        raise ValueError(
-            f"{owner}: containers and static fields of the state must stay {structures[0]:.300}, got {structures[1]:.300}"
-        )
 
 
 def _is_metric(metric: Any) -> bool:

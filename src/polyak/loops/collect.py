@@ -18,7 +18,7 @@ from polyak.loops.agent_check import check_policy_methods
 from polyak.loops.compiled_loop import collect_compiled, start_compiled
 from polyak.loops.host_loop import start_host
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
-from polyak.loops.loop import HasSpec, LoopState, check_match, iteration_keys
+from polyak.loops.loop import LoopState, check_match, iteration_keys
 from polyak.loops.program_cache import cached_per_env
 from polyak.loops.rollout_actors import rollout_actor
 from polyak.loops.rollouts import collect_on_host
@@ -48,7 +48,7 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
     check_policy_methods("collect", policy)
     check_integer("collect", "num_steps", num_steps)
     check_key("collect", key)
-    agent = _FixedAgent(policy, policy.spec if isinstance(policy, HasSpec) else env.spec, num_steps)
+    agent = _FixedAgent(policy, getattr(policy, "spec", env.spec), num_steps)
     check_match(agent, env, 1, key)
     relay = ExceptionRelay(policy)
     if isinstance(env, HostEnv):

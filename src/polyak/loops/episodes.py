@@ -103,7 +103,7 @@ def _zero_where(first: Bool[Array, " B"], episodes: Episodes) -> Episodes:
 
 
 class InfoSums:
-    """Counts and sums, by tag, of the values that an environment reports in `info`; see `ReportsInfo`."""
+    """Counts and sums, by tag, of the values that an environment reports in `info`; see `HostEnv`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[int, float]] = {}

@@ -15,16 +15,15 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.checks import check_integer, check_key
 from polyak.core.policy_faults import CallsPython, ExceptionRelay, check_error_flags, count_failures_in
-from polyak.core.printing import format_number, short_repr
+from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
-from polyak.core.types import Env, EpisodeRecord, HostEnv, Policy, PyTree, ReportsInfo, TimeStep
+from polyak.core.types import Env, EpisodeRecord, HostEnv, Policy, PyTree, TimeStep
 from polyak.loops.agent_check import check_policy_methods
 from polyak.loops.episodes import has_all_returns
 from polyak.loops.host_actor import make_actor
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
-    HasSpec,
     check_made,
     check_spec,
     env_reset_key,
@@ -44,7 +43,6 @@ class UnendedEpisodes(TimeoutError):
     """Episodes of an evaluation did not end within `max_steps`."""
 
 
-@short_repr("episodes", "mean_return", "std_return", "mean_length", "success_rate")
 @dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns and lengths of the evaluated episodes, ordered by environment.
@@ -121,8 +119,7 @@ def evaluate(
     check_integer("evaluate", "episodes", episodes)
     if max_steps is not None:
         check_integer("evaluate", "max_steps", max_steps)
-    if isinstance(policy, HasSpec):
-        check_spec("evaluate", policy.spec, env.spec, "policy")
+    check_spec("evaluate", getattr(policy, "spec", env.spec), env.spec, "policy")
     quota = np.full(env.num_envs, episodes // env.num_envs)
     quota[: episodes % env.num_envs] += 1
     env_key, act_key = jax.random.split(key)
@@ -194,7 +191,6 @@ def _evaluate_on_host(
     """Return the episodes, the number of steps, and the last time step and carry; `stop_at` ends an incomplete evaluation."""
     time_step, carry = env.reset(seed), policy.initial_state(env.num_envs)
     actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
-    reporter = env if isinstance(env, ReportsInfo) else None
     log, t = _EpisodeLog(quota), 0
     while not log.is_complete and t != stop_at:
         if t == max_steps:
@@ -203,7 +199,7 @@ def _evaluate_on_host(
         carry = step.carry
         check_error_flags(carry, log.is_running)
         time_step = env.step(jax.tree.map(np.asarray, step.action))
-        log.add(time_step.episode_record, {} if reporter is None else reporter.info)
+        log.add(time_step.episode_record, getattr(env, "info", {}))
         t += 1
     return log, t, time_step, carry
 

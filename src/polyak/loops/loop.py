@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from polyak.core.types import (
     TimeStep,
     copy_buffers,
 )
-from polyak.loops.agent_check import check_agent, check_collect_policy, check_update
+from polyak.loops.agent_check import check_agent, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
 from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay
@@ -157,7 +157,6 @@ def initial(agent: Agent, num_envs: int, key: PRNGKeyArray, env_state: PyTree, t
     check_step_arrays("train: the environment's time_step", time_step, (num_envs,))
     state = agent.init(jax.random.split(key, 3)[0])
     policy = agent.collect_policy(state)
-    check_collect_policy(agent, policy)
     loop_state = LoopState(
         agent=state,
         env=env_state,
@@ -310,16 +309,6 @@ def check_made(owner: str, env: Any, name: str = "env") -> None:
         raise TypeError(
             f"{owner}: {name} must be created with polyak.envs.make(...), got {type(env).__name__}; wrap it with make first"
         )
-
-
-@runtime_checkable
-class HasSpec(Protocol):
-    """A policy with the spec that it was built for."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Spec of one environment."""
-        ...
 
 
 def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, expected_by: str = "agent") -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from polyak.core.policy_faults import check_error_flags
-from polyak.core.types import Agent, HostEnv, PyTree, ReportsInfo, TimeStep
+from polyak.core.types import Agent, HostEnv, PyTree, TimeStep
 from polyak.loops.episodes import EpisodeTotals, InfoSums
 from polyak.loops.host_actor import Actor
 from polyak.loops.loop import LoopState
@@ -179,7 +179,6 @@ def collect_on_host(
     Raises:
         RuntimeError: the policy reports a failure.
     """
-    reporter = env if isinstance(env, ReportsInfo) else None
     carry = jax.tree.map(np.asarray, carry)
     time_steps, actions, infos = [time_step], [], []
     for t in range(num_steps):
@@ -191,8 +190,8 @@ def collect_on_host(
         time_step = env.step(action)
         if deadline is not None and deadline.should_discard():
             return None
-        if info_sums is not None and reporter is not None:
-            info_sums.add(reporter.info)
+        if info_sums is not None:
+            info_sums.add(getattr(env, "info", {}))
         time_steps.append(time_step)
         actions.append(action)
         infos.append(step.info)

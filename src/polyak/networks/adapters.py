@@ -4,7 +4,6 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -64,7 +63,6 @@ class FlaxNNX:
             raise TypeError(
                 f"FlaxNNX: make must be a function or class of (spec, rngs) that builds a module, got {_describe(self.make)}"
             )
-        _check_arguments("FlaxNNX", self.make, "rngs")
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
@@ -167,7 +165,6 @@ class Equinox:
             raise TypeError(
                 f"Equinox: make must be a function or class of (spec, key) that builds a module, got {_describe(self.make)}"
             )
-        _check_arguments("Equinox", self.make, "key")
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Fresh variables for the spec's spaces."""
@@ -211,31 +208,6 @@ class Equinox:
 
 def _takes_key(function: Callable[..., Any]) -> bool:
     return "key" in inspect.signature(function).parameters
-
-
-def _check_arguments(owner: str, make: Any, source: str) -> None:
-    """Check that a function or class can be called with two arguments by position, `(spec, source)`.
-
-    Raises:
-        TypeError: the function takes other arguments.
-    """
-    called, args, kwargs = (make.func, make.args, make.keywords) if isinstance(make, partial) else (make, (), {})
-    # A metaclass hides the constructor's arguments from the signature of an NNX class.
-    is_class = isinstance(called, type)
-    try:
-        signature = inspect.signature(called.__init__ if is_class else called)
-    except ValueError:  # a function in C does not tell
-        return
-    try:
-        signature.bind(*(None,) * is_class, *args, None, None, **kwargs)
-    except TypeError:
-        name = getattr(called, "__name__", type(called).__name__)
-        parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()][is_class:]
-        got = f"{name}{signature.replace(parameters=parameters, return_annotation=signature.empty)}"
-        raise TypeError(
-            f"{owner}: make must be a function or class of (spec, {source}) that builds a module, got {got}; pass a function, "
-            f"such as lambda spec, {source}: Net(..., {source}={source})"
-        ) from None
 
 
 def _describe(value: Any) -> str:

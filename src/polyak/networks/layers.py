@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -38,16 +38,6 @@ MAX_SMALL_BATCH = 256
 
 # Methods and attributes of `nnx.Dict`: an entry of such a name would hide one, or be hidden.
 RESERVED_NAMES = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
-
-
-@runtime_checkable
-class HasLayerWidths(Protocol):
-    """The settings of a built-in network."""
-
-    @property
-    def layer_widths(self) -> tuple[int, ...]:
-        """Widths of all dense and recurrent layers."""
-        ...
 
 
 MAX_LAYERS, MAX_WIDTH = 256, 2**16
@@ -98,10 +88,11 @@ def is_narrow(network: Network, spec: EnvSpec) -> bool:
     Up to that width a second CPU thread costs more than it gains: 2,048 samples in minibatches of 64 take 8.4 ms on one thread
     and 10.0 on two with layers of (64, 64), 62 and 113 with (256, 256).
     """
-    if not isinstance(network, HasLayerWidths) or has_images(spec.obs):
+    widths = getattr(network, "layer_widths", None)
+    if widths is None or has_images(spec.obs):
         return False
     inputs = sum(math.prod(leaf.shape) for _, leaf in leaf_spaces(spec.obs))
-    return max(inputs, *network.layer_widths, 1) <= MAX_NARROW_WIDTH
+    return max(inputs, *widths, 1) <= MAX_NARROW_WIDTH
 
 
 def has_images(space: Space) -> bool:

@@ -18,16 +18,6 @@ from polyak.ops.distributions.combinations import as_discrete
 
 
 @runtime_checkable
-class HasNoise(Protocol):
-    """A network with a flag `noisy`: True if `apply(..., key=key)` draws noise, so that acting needs a key at every step."""
-
-    @property
-    def noisy(self) -> bool:
-        """True if the key matters."""
-        ...
-
-
-@runtime_checkable
 class QuantileNetwork(Network, Protocol):
     """A network of quantiles; its `apply` returns `(q, value)`, for policies."""
 
@@ -138,5 +128,5 @@ class ExpectedValues:
 
 
 def is_noisy(network: Network) -> bool:
-    """Return True if the network draws noise with the key of `apply`."""
-    return isinstance(network, HasNoise) and network.noisy
+    """Return True if the network has `noisy=True`: `apply` draws noise with its key, so acting needs a key at every step."""
+    return bool(getattr(network, "noisy", False))

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, UInt32
 
-from polyak.core.checks import check_unset
 from polyak.core.struct import struct
 from polyak.core.types import Metrics, PyTree, Scalar, Terms, Variables
 from polyak.ops.losses import sum_over_devices
@@ -267,68 +266,6 @@ def samples_in_cache(has_images: bool, axis_name: str | None = None) -> int:
     if has_images and jax.default_backend() == "cpu":
         return IMAGES_IN_CACHE
     return SAMPLES_IN_CACHE if axis_name is None else SAMPLES_IN_CORE_CACHE
-
-
-@runtime_checkable
-class OptimizerSettings(Protocol):
-    """The settings of an agent with one optimizer."""
-
-    @property
-    def learning_rate(self) -> Schedule:
-        """Learning rate of Adam."""
-        ...
-
-    @property
-    def adam_eps(self) -> Scalar:
-        """ε of Adam."""
-        ...
-
-    @property
-    def max_grad_norm(self) -> Scalar | None:
-        """Gradients are clipped to this global norm."""
-        ...
-
-    @property
-    def optimizer(self) -> optax.GradientTransformation | None:
-        """Replaces Adam; None uses Adam."""
-        ...
-
-
-def optimizer_of(
-    settings: OptimizerSettings, env_steps: Count = 0, learning_rate: Schedule | None = None
-) -> optax.GradientTransformation:
-    """The agent's `optimizer`, or Adam with the learning rate of this step.
-
-    Args:
-        learning_rate: the learning rate of one of the agent's networks; None takes the agent's `learning_rate`.
-    """
-    if settings.optimizer is not None:
-        return settings.optimizer
-    schedule = settings.learning_rate if learning_rate is None else learning_rate
-    return adam(schedule, env_steps, eps=settings.adam_eps, max_grad_norm=settings.max_grad_norm)
-
-
-def check_optimizer(settings: OptimizerSettings) -> None:
-    """Check the setting `optimizer`; with it, the settings of Adam have no effect and must be left out.
-
-    Raises:
-        TypeError: the value is no `optax.GradientTransformation`, or needs further arguments, such as the value of the loss.
-        ValueError: a setting of Adam is set too.
-    """
-    optimizer: Any = settings.optimizer
-    if optimizer is None:
-        return
-    owner = type(settings).__name__
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(f"{owner}: optimizer must be an optax.GradientTransformation or None, got {optimizer!r}")
-    try:
-        jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), jax.ShapeDtypeStruct((1,), jnp.float32))
-    except Exception as error:  # An optimizer for the parameters of one network may fail here.
-        if isinstance(error, TypeError) and "keyword-only argument" in str(error):
-            wanted = "take gradients, state and params alone, unlike reduce_on_plateau or lbfgs"
-            raise TypeError(f"{owner}: the update of optimizer must {wanted}: {error}") from error
-    reason = "has no effect with optimizer=...; leave it out and set it in the optimizer"
-    check_unset(settings, (*ADAM_SETTINGS, *RMSPROP_SETTINGS), reason)
 
 
 def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTree, state: PyTree) -> None:

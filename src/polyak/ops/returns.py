@@ -1,4 +1,4 @@
-"""Returns and advantages of time-major rewards: discounted, n-step, λ-returns, generalized advantages, V-trace.
+"""Returns and advantages of time-major rewards: discounted, λ-returns, generalized advantages, V-trace.
 
 All functions distinguish `terminated` and `truncated`. `terminated`: the next state has value 0. `truncated`: the next state
 has its value, but the sum ends there. The end of the arrays is treated as a truncation.
@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from polyak.core.checks import check_integer
 from polyak.core.types import Scalar
 
 
@@ -57,51 +56,6 @@ def discounted_returns(
         return returns, returns
 
     return jax.lax.scan(step, _bootstrap_value(next_value), (reward, bootstrap, last), reverse=True)[1]
-
-
-def n_step_returns(
-    reward: Float[Array, "T *B"],
-    next_value: Float[Array, "T *B"],
-    terminated: Bool[Array, "T *B"],
-    truncated: Bool[Array, "T *B"],
-    *,
-    gamma: Scalar,
-    n_step: int,
-) -> Float[Array, "T *B"]:
-    """The sum of n rewards and then the value, G_t = Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}).
-
-        G⁽¹⁾_t = r_t + γ (1 - terminated_t) V(s_{t+1})
-        G⁽ⁿ⁾_t = r_t + γ G⁽ⁿ⁻¹⁾_{t+1}, or G⁽¹⁾_t if last_t or t is the last row,    last = terminated | truncated
-
-    The sum has fewer rewards where the episode or the rows end.
-
-    Args:
-        reward: r_t, in the environment's units.
-        next_value: V of the observation on which the step ended.
-        terminated: the step reached a terminal state.
-        truncated: the episode was cut short (time limit).
-        gamma: discount per step, in [0, 1].
-        n_step: n, a Python integer; more than T is the same as T.
-
-    Raises:
-        TypeError, ValueError: `n_step` is not a positive integer.
-
-    Source: Sutton and Barto 2018, eq. 7.1.
-
-    >>> ones, no = jnp.ones(3), jnp.zeros(3, bool)
-    >>> n_step_returns(ones, 8 * ones, no, no, gamma=0.5, n_step=2)
-    Array([3.5, 3.5, 5. ], dtype=float32)
-    """
-    check_integer("n_step_returns", "n_step", n_step)
-    one_step = reward + gamma * jnp.where(terminated, 0.0, next_value)
-    last = (terminated | truncated)[:-1]
-
-    def extend(_: Array, returns: Array) -> Array:
-        longer = jnp.where(last, one_step[:-1], reward[:-1] + gamma * returns[1:])
-        return jnp.concatenate([longer, one_step[-1:]])
-
-    returns: Array = jax.lax.fori_loop(0, min(n_step, len(reward)) - 1, extend, one_step)
-    return returns
 
 
 def lambda_returns(

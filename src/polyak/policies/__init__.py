@@ -1,38 +1,27 @@
 """All policies and wrappers under one name: `polyak.policies.EpsilonGreedy(policy, 0.1)`."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from polyak.core.lazy import lazy_attribute
 
 if TYPE_CHECKING:
-    from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
-    from polyak.policies.info import WithInfo, with_info
-    from polyak.policies.mixture import Mixture
-    from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-    from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
-    from polyak.policies.python.policy import PythonPolicy
-    from polyak.policies.scripted import Scripted, Uniform
-    from polyak.policies.sde import StateDependentExploration
-    from polyak.policies.stable_baselines import StableBaselinesPolicy
-
-__all__ = [
-    "ActionSmoothing",
-    "Boltzmann",
-    "DiscountedReturn",
-    "EpsilonGreedy",
-    "GaussianNoise",
-    "Greedy",
-    "Mixture",
-    "NetworkPolicy",
-    "OUNoise",
-    "PythonPolicy",
-    "RandomWarmStart",
-    "Scripted",
-    "StableBaselinesPolicy",
-    "StateDependentExploration",
-    "Uniform",
-    "WithInfo",
-    "with_info",
-]
+    from polyak.policies.exploration import Boltzmann as Boltzmann
+    from polyak.policies.exploration import EpsilonGreedy as EpsilonGreedy
+    from polyak.policies.exploration import RandomWarmStart as RandomWarmStart
+    from polyak.policies.info import WithInfo as WithInfo
+    from polyak.policies.info import with_info as with_info
+    from polyak.policies.mixture import Mixture as Mixture
+    from polyak.policies.network_policy import DiscountedReturn as DiscountedReturn
+    from polyak.policies.network_policy import Greedy as Greedy
+    from polyak.policies.network_policy import NetworkPolicy as NetworkPolicy
+    from polyak.policies.noise import ActionSmoothing as ActionSmoothing
+    from polyak.policies.noise import GaussianNoise as GaussianNoise
+    from polyak.policies.noise import OUNoise as OUNoise
+    from polyak.policies.python.policy import PythonPolicy as PythonPolicy
+    from polyak.policies.scripted import Scripted as Scripted
+    from polyak.policies.scripted import Uniform as Uniform
+    from polyak.policies.sde import StateDependentExploration as StateDependentExploration
+    from polyak.policies.stable_baselines import StableBaselinesPolicy as StableBaselinesPolicy
 
 _MODULES = {
     "exploration": ("Boltzmann", "EpsilonGreedy", "RandomWarmStart"),
@@ -46,16 +35,11 @@ _MODULES = {
     "info": ("WithInfo", "with_info"),
 }
 
+__all__ = sorted(name for names in _MODULES.values() for name in names)
 
-def __getattr__(name: str) -> Any:
-    # Imported when used: an exported policy acts without flax, optax and gymnasium.
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"polyak.policies.{module}"), name)
-    from polyak.core.suggestions import missing_from_module
-
-    raise AttributeError(missing_from_module("polyak.policies", name, __all__))
+# Imported when used: an exported policy acts without flax, optax and gymnasium.
+__getattr__ = lazy_attribute("polyak.policies", _MODULES)
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return __all__

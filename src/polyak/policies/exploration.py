@@ -18,15 +18,14 @@ from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.distributions.discrete import Bernoulli, Categorical, MultiCategorical
 from polyak.ops.distributions.exploration import EpsilonMixture, Select, uniform_over
 from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
-from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.scripted import Uniform
 from polyak.policies.wrapper import (
+    PolicyWrapper,
     check_env_steps,
     check_policy,
     check_wrapped,
     draw_for_new_episodes,
-    inner_initial_state,
-    inner_spec,
     sample_action,
 )
 
@@ -36,7 +35,7 @@ SMALLEST_TEMPERATURE = 1e-6
 
 
 @struct
-class EpsilonGreedy:
+class EpsilonGreedy(PolicyWrapper):
     """The inner policy's mode, or with probability ε a uniform draw among the allowed actions.
 
         P(a) = (1 - ε) [a = mode] + ε / n,    n the number of allowed actions
@@ -61,9 +60,6 @@ class EpsilonGreedy:
         check_schedule("EpsilonGreedy", "epsilon", self.epsilon, above=-INFINITE, at_least=0, at_most=1)
         check_env_steps(self)
 
-    spec = inner_spec
-    initial_state = inner_initial_state
-
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[EpsilonMixture, PyTree]:
         """P, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
@@ -77,12 +73,9 @@ class EpsilonGreedy:
         action, log_prob = distribution.sample_and_log_prob(seed=key)
         return PolicyStep(action, carry, {"log_prob": log_prob})
 
-    predict = predict
-    as_python = as_python
-
 
 @struct
-class Boltzmann:
+class Boltzmann(PolicyWrapper):
     """A draw by P(a) ∝ exp(logits_a / temperature) of the inner policy's logits.
 
     For a policy over q-values whose distribution is `Categorical(q)`, P(a) ∝ exp(q_a / temperature). For an actor, temperature
@@ -107,21 +100,16 @@ class Boltzmann:
         check_schedule("Boltzmann", "temperature", self.temperature)
         check_env_steps(self)
 
-    spec = inner_spec
-    initial_state = inner_initial_state
-
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The softened distribution, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
         return _soften(inner, jnp.maximum(value_at(self.temperature, self.env_steps), SMALLEST_TEMPERATURE)), carry
 
     action = sample_action
-    predict = predict
-    as_python = as_python
 
 
 @struct
-class RandomWarmStart:
+class RandomWarmStart(PolicyWrapper):
     """Uniformly random actions until `steps` environment steps were made, then the actions of the inner policy.
 
     Attributes:
@@ -142,9 +130,6 @@ class RandomWarmStart:
         Uniform(self.policy.spec)
         check_env_steps(self)
 
-    spec = inner_spec
-    initial_state = inner_initial_state
-
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Select, PyTree]:
         """The uniform distribution or the inner one, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
@@ -163,9 +148,6 @@ class RandomWarmStart:
     @property
     def _is_over(self) -> Any:
         return StepCount.of(self.env_steps) >= StepCount.of(self.steps)
-
-    predict = predict
-    as_python = as_python
 
 
 def _check_choices(owner: str, policy: PolicyWithSpec) -> None:

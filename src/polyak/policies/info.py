@@ -15,11 +15,11 @@ from polyak.ops.distributions import Deterministic, Distribution
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
-from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.python.policy import PythonPolicy
 from polyak.policies.q_policy import FreshNoise
 from polyak.policies.sde import StateDependentExploration
-from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_spec
+from polyak.policies.wrapper import PolicyWrapper, check_policy, draw_for_new_episodes
 
 
 @runtime_checkable
@@ -32,7 +32,7 @@ class ValuedPolicy(Protocol):
 
 
 @struct
-class WithInfo:
+class WithInfo(PolicyWrapper):
     """The inner policy, with entries added to the dict `info` of each step; `with_info` makes it.
 
     Attributes:
@@ -62,9 +62,6 @@ class WithInfo:
         if self.value and _find_valued(self.policy) is None:
             raise ValueError(f"with_info: value must be False, no inner policy has a value, got {self.policy!r}")
 
-    spec = inner_spec
-    initial_state = inner_initial_state
-
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Any, PyTree]:
         """The inner policy's."""
         return self.policy.distribution(time_step, carry)
@@ -90,9 +87,6 @@ class WithInfo:
         if self.policy_id is not None:
             info["policy_id"] = jnp.full(time_step.first.shape, self.policy_id, jnp.int32)
         return PolicyStep(step.action, step.carry, info)
-
-    predict = predict
-    as_python = as_python
 
 
 def with_info(

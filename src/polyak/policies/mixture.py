@@ -14,12 +14,12 @@ from polyak.core.spec_difference import difference
 from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions.exploration import Select, select_rows
-from polyak.policies.predict import as_python, predict
+from polyak.policies.predict import NumPyMethods
 from polyak.policies.wrapper import EpisodeDraw, check_policy, draw_for_new_episodes
 
 
 @struct
-class Mixture:
+class Mixture(NumPyMethods):
     """One of several policies, drawn by their weights for each environment when an episode begins.
 
     All policies act at every time step, so that their carries are complete; only the actions of the drawn policy are used, and
@@ -71,9 +71,6 @@ class Mixture:
         choice, draw = self._choice(draw, time_step)
         each = zip(self.policies, inner, jax.random.split(key, len(self.policies)), strict=True)
         steps = [policy.action(time_step, own, own_key) for policy, own, own_key in each]
-        trees: list[Any] = [jax.tree.structure(step.info) for step in steps]
-        if any(tree != trees[0] for tree in trees):
-            raise ValueError(f"Mixture: info of all policies must have one tree, got {trees}; give each the same with_info")
         action, info = (select_rows(choice, each) for each in zip(*((step.action, step.info) for step in steps), strict=True))
         return PolicyStep(action, (draw, _after(choice, inner, [step.carry for step in steps])), info)
 
@@ -87,9 +84,6 @@ class Mixture:
         number = jnp.where(known, draw.number, middle)
         choice = jnp.sum((number * sums[-1])[:, None] >= sums[None, :-1], axis=1, dtype=jnp.int32)
         return choice, EpisodeDraw(number, jnp.zeros_like(draw.is_drawn))
-
-    predict = predict
-    as_python = as_python
 
 
 def _after(choice: Int32[Array, " B"], before: Sequence[PyTree], after: Sequence[PyTree]) -> tuple[PyTree, ...]:

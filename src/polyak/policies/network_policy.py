@@ -14,12 +14,12 @@ from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return_step
 from polyak.policies.numpy_network import MAX_PREDICT_PRODUCTS, max_batch_size, numpy_mode
-from polyak.policies.predict import Mode, PolicyWithSpec, as_python, predict
-from polyak.policies.wrapper import check_policy, draw_for_new_episodes, inner_initial_state, inner_predict, inner_spec
+from polyak.policies.predict import Mode, NumPyMethods, PolicyWithSpec
+from polyak.policies.wrapper import PolicyWrapper, check_policy, draw_for_new_episodes, inner_predict
 
 
 @struct
-class NetworkPolicy:
+class NetworkPolicy(NumPyMethods):
     """Acts by sampling from the distribution of a network: of an actor, an actor-critic, or softmax of action values.
 
     Attributes:
@@ -84,7 +84,10 @@ class NetworkPolicy:
         return distribution, carry, self.info(params, value)
 
     def mode_in_numpy(self) -> tuple[int, Mode] | None:
-        """See `ModeInNumPy`; a derived class may act otherwise."""
+        """Return the largest batch size that NumPy computes faster than a call of JAX, and `mode(obs)`; None if it never does.
+
+        A derived class may act otherwise.
+        """
         most = max_batch_size(self.network, self.spec, MAX_PREDICT_PRODUCTS) if type(self) is NetworkPolicy else 0
         if not most:
             return None
@@ -92,12 +95,9 @@ class NetworkPolicy:
         variables, normalizer = jax.tree.map(np.array, (self.variables, self.normalizer))
         return most, numpy_mode(variables, normalizer, self.network, self.spec, squash=self.squash)
 
-    predict = predict
-    as_python = as_python
-
 
 @struct
-class Greedy:
+class Greedy(PolicyWrapper):
     """The most probable action of another policy: the mode of its distribution.
 
     Attributes:
@@ -112,9 +112,6 @@ class Greedy:
     def __post_init__(self) -> None:
         check_policy("Greedy", self.policy)
 
-    spec = inner_spec
-    initial_state = inner_initial_state
-
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """All probability on the mode."""
         distribution, carry = self.policy.distribution(time_step, carry)
@@ -127,11 +124,10 @@ class Greedy:
         return PolicyStep(distribution.mode(), carry)
 
     predict = inner_predict
-    as_python = as_python
 
 
 @struct
-class DiscountedReturn:
+class DiscountedReturn(PolicyWrapper):
     """The inner policy, with the discounted return so far of each environment in its carry.
 
         R_t = r_t + γ R_{t-1},    R = 0 where an episode begins
@@ -142,8 +138,6 @@ class DiscountedReturn:
 
     policy: PolicyWithSpec
     gamma: Scalar
-
-    spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros."""

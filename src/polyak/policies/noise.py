@@ -16,19 +16,18 @@ from polyak.ops.distributions import Deterministic, Distribution, Joint
 from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.exploration import Select, affine_transform
 from polyak.ops.schedules import Schedule, check_schedule, value_at
-from polyak.policies.predict import PolicyWithSpec, as_python, predict
+from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.wrapper import (
+    PolicyWrapper,
     check_env_steps,
     check_wrapped,
     draw_for_new_episodes,
-    inner_initial_state,
-    inner_spec,
     sample_action,
 )
 
 
 @struct
-class GaussianNoise:
+class GaussianNoise(PolicyWrapper):
     """Independent normal noise on the Box actions of the inner policy's mode, within the space's bounds.
 
         a = clip(clip(mode) + scale · ε),    ε ~ N(0, 1)
@@ -53,9 +52,6 @@ class GaussianNoise:
         check_schedule("GaussianNoise", "scale", self.scale, above=-1.0, at_least=0)
         check_env_steps(self)
 
-    spec = inner_spec
-    initial_state = inner_initial_state
-
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The distribution of the clipped action, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
@@ -65,12 +61,9 @@ class GaussianNoise:
 
     action = sample_action
 
-    predict = predict
-    as_python = as_python
-
 
 @struct
-class OUNoise:
+class OUNoise(PolicyWrapper):
     """Correlated noise on the Box actions of the inner policy's mode: an Ornstein-Uhlenbeck process for each environment.
 
         x' = (1 - θ) x + scale · ε,    a = clip(clip(mode) + x'),    ε ~ N(0, 1),    x = 0 where an episode begins
@@ -100,8 +93,6 @@ class OUNoise:
         check_schedule("OUNoise", "scale", self.scale, above=-1.0, at_least=0)
         check_settings(self)
         check_env_steps(self)
-
-    spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and no noise."""
@@ -136,12 +127,9 @@ class OUNoise:
 
         return map_space(leaf, self.spec.action, noise)
 
-    predict = predict
-    as_python = as_python
-
 
 @struct
-class ActionSmoothing:
+class ActionSmoothing(PolicyWrapper):
     """Box actions that follow the inner policy's with inertia, for each environment.
 
         ā' = ā + share · (a - ā),    ā' = a where an episode begins
@@ -162,8 +150,6 @@ class ActionSmoothing:
     def __post_init__(self) -> None:
         check_wrapped("ActionSmoothing", self.policy, (Box,), every=False, instead="there is nothing to smooth")
         check_settings(self)
-
-    spec = inner_spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner carry, and zeros for the last action, which the first action of an episode does not use."""
@@ -206,9 +192,6 @@ class ActionSmoothing:
 
     def _boxes(self, action: PyTree) -> PyTree:
         return map_space(lambda leaf, x: x if isinstance(leaf, Box) else (), self.spec.action, action)
-
-    predict = predict
-    as_python = as_python
 
 
 def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]) -> Distribution:

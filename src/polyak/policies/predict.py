@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from operator import is_
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -26,15 +26,6 @@ class PolicyWithSpec(Policy, Protocol):
     @property
     def spec(self) -> EnvSpec:
         """The environment's."""
-        ...
-
-
-@runtime_checkable
-class ModeInNumPy(Protocol):
-    """A policy without a recurrent state whose mode NumPy computes faster than a call of JAX."""
-
-    def mode_in_numpy(self) -> tuple[int, Mode] | None:
-        """Return the largest batch size that NumPy computes faster, and `mode(obs)`; None if it never does."""
         ...
 
 
@@ -198,6 +189,13 @@ def as_python(policy: PolicyWithSpec, *, deterministic: bool = True) -> AsPython
     return AsPython(policy.spec, policy.initial_state, act)
 
 
+class NumPyMethods:
+    """The methods of a policy that take and return NumPy arrays."""
+
+    predict = predict
+    as_python = as_python
+
+
 class _Form(NamedTuple):
     """The cached data of a policy, for its lifetime."""
 
@@ -221,7 +219,7 @@ def _form_of(policy: PolicyWithSpec) -> _Form:
 
 def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
     known, number = weakref.ref(policy, lambda _: _forms.pop(number, None)), id(policy)
-    mode = policy.mode_in_numpy() if isinstance(policy, ModeInNumPy) else None
+    mode = getattr(policy, "mode_in_numpy", lambda: None)()
     form = _Form(known, arrays, mode, bool(python_calls_in(policy)))
     if all(isinstance(x, jax.Array) for x in arrays):  # others can be written to
         _forms[number] = form

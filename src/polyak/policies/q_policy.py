@@ -11,12 +11,11 @@ from polyak.networks.q_network import is_noisy
 from polyak.ops.distributions import Distribution
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import NetworkPolicy
-from polyak.policies.predict import as_python
-from polyak.policies.wrapper import inner_initial_state, inner_predict, inner_spec
+from polyak.policies.wrapper import PolicyWrapper, inner_predict
 
 
 @struct
-class FreshNoise:
+class FreshNoise(PolicyWrapper):
     """The inner policy, with new noise of its network at every step and in every row (Fortunato et al. 2018).
 
     Attributes:
@@ -24,9 +23,6 @@ class FreshNoise:
     """
 
     policy: EpsilonGreedy | Boltzmann
-
-    spec = inner_spec
-    initial_state = inner_initial_state
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The inner distribution without noise."""
@@ -39,7 +35,6 @@ class FreshNoise:
         return dataclasses.replace(self.policy, policy=network_policy).action(time_step, carry, key)
 
     predict = inner_predict
-    as_python = as_python
 
 
 def add_q_exploration(

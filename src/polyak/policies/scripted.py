@@ -14,11 +14,11 @@ from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution
 from polyak.ops.distributions.exploration import uniform_over
-from polyak.policies.predict import as_python, predict
+from polyak.policies.predict import NumPyMethods
 
 
 @struct
-class Uniform:
+class Uniform(NumPyMethods):
     """Every allowed action is as probable as any other.
 
     Attributes:
@@ -48,9 +48,6 @@ class Uniform:
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """A draw for each row."""
         return PolicyStep(self.distribution(time_step)[0].sample(seed=key), carry)
-
-    predict = predict
-    as_python = as_python
 
 
 @struct
@@ -100,7 +97,7 @@ class ScriptPosition:
 
 
 @struct
-class Scripted:
+class Scripted(NumPyMethods):
     """A script of actions: each for a number of steps, from the beginning of every episode.
 
     An episode that continues after the script's end is an error. A step that only resets the environment does not count: its
@@ -146,9 +143,6 @@ class Scripted:
         """The script's action; the key is not used."""
         distribution, carry = self.distribution(time_step, carry)
         return PolicyStep(distribution.value, carry)
-
-    predict = predict
-    as_python = as_python
 
 
 def _make_script(spec: EnvSpec, script: Any) -> Script:

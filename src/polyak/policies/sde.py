@@ -1,36 +1,20 @@
 """Generalized state-dependent exploration: noise that is a function of the state for some steps."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 from polyak.core.checks import check_integer
-from polyak.core.spaces import Box, EnvSpec
+from polyak.core.spaces import Box
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, TimeStep
 from polyak.networks.feedforward import policy_settings
 from polyak.networks.policy_head import sde_of
 from polyak.ops.distributions import Distribution
 from polyak.policies.network_policy import NetworkPolicy
-from polyak.policies.predict import as_python, predict
-from polyak.policies.wrapper import inner_spec
-
-
-@runtime_checkable
-class SDESettings(Protocol):
-    """The settings of an agent with state-dependent exploration."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment's spaces."""
-        ...
-
-    @property
-    def sde_sample_freq(self) -> int | None:
-        """Steps with one ε; None explores otherwise."""
-        ...
+from polyak.policies.wrapper import PolicyWrapper
 
 
 @struct
@@ -47,7 +31,7 @@ class SDECarry:
 
 
 @struct
-class StateDependentExploration:
+class StateDependentExploration(PolicyWrapper):
     """Actions of a network whose noise is linear in the features z(s) of the state.
 
         a = μ(s) + z(s)ᵀ (σ ∘ ε),    ε_fa ~ N(0, 1), drawn anew every `sample_freq` steps and where an episode begins
@@ -76,8 +60,6 @@ class StateDependentExploration:
             )
         check_integer("StateDependentExploration", "sample_freq", self.sample_freq, optional=True)
 
-    spec = inner_spec
-
     def initial_state(self, batch_size: int) -> SDECarry:
         """No noise yet."""
         features = self.policy.variables.params["policy"]["log_std"]["all"].shape
@@ -104,9 +86,6 @@ class StateDependentExploration:
         action = jnp.tanh(action) if self.policy.squash else action
         return PolicyStep(action, SDECarry(noise, jnp.where(is_drawn, 0, steps)), self.policy.info(params, value))
 
-    predict = predict
-    as_python = as_python
-
 
 def has_sde(network: Network) -> bool:
     """Return True for a built-in network for state-dependent exploration."""
@@ -114,7 +93,7 @@ def has_sde(network: Network) -> bool:
     return settings is not None and settings.std == "sde"
 
 
-def check_sde(settings: SDESettings, network: Network) -> None:
+def check_sde(settings: Any, network: Network) -> None:
     """Check that an agent's `sde_sample_freq` is set if and only if its network has `std="sde"`.
 
     Raises:

@@ -27,8 +27,6 @@ class StableBaselinesPolicy:
     """
 
     def __init__(self, policy: PredictingPolicy, *, seed: int = 0) -> None:
-        if not isinstance(policy, PredictingPolicy):
-            raise TypeError(f"StableBaselinesPolicy: policy must have predict, got {policy!r:.80}")
         self._policy, self._seed, self._step = policy, seed, 0
 
     def predict(

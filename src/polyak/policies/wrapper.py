@@ -3,7 +3,7 @@
 A wrapper's class assigns the methods by name: `spec = inner_spec`, `initial_state = inner_initial_state`.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,36 +15,28 @@ from polyak.core.struct import struct
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Policy, PolicyStep, PyTree, TimeStep
 from polyak.ops.schedules import MAX_STEPS, StepCount
-from polyak.policies.predict import PolicyWithSpec, predict
+from polyak.policies.predict import NumPyMethods, PolicyWithSpec, predict
 
 
-@runtime_checkable
-class Wrapper(Protocol):
-    """A policy around another one."""
+class PolicyWrapper(NumPyMethods):
+    """A policy around an inner `policy`, with its spec, and with its recurrent state unless it has one of its own."""
+
+    policy: Any
 
     @property
-    def policy(self) -> Any:
-        """The inner policy."""
-        ...
+    def spec(self) -> EnvSpec:
+        """The inner policy's."""
+        spec: EnvSpec = self.policy.spec
+        return spec
 
-
-def _spec_of_inner(wrapper: Wrapper) -> EnvSpec:
-    """The inner policy's."""
-    spec: EnvSpec = wrapper.policy.spec
-    return spec
-
-
-inner_spec: Any = property(_spec_of_inner)
-
-
-def inner_initial_state(wrapper: Wrapper, batch_size: int) -> PyTree:
-    """The inner policy's."""
-    return wrapper.policy.initial_state(batch_size)
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner policy's."""
+        return self.policy.initial_state(batch_size)
 
 
 @suggest_arguments("predict")
 def inner_predict(
-    self: Wrapper,
+    self: Any,
     obs: Any,
     carry: PyTree = None,
     *,

@@ -1,20 +1,9 @@
 """Presets of C51, by environment."""
 
 from polyak.presets import dqn
-from polyak.presets.preset import LinearOverTraining, Preset
+from polyak.presets.preset import Preset
 
-CARTPOLE = {
-    "network": {"hidden": (128, 128)},
-    "num_steps": 4,
-    "updates_per_step": 0.5,
-    "batch_size": 64,
-    "learning_rate": LinearOverTraining(1e-3),
-    "n_step": 3,
-    "target_period": 100,
-    "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
-    "v_min": 0.0,
-    "v_max": 100.0,
-}
+CARTPOLE = {**dqn.CARTPOLE, "v_min": 0.0, "v_max": 100.0}
 
 ATARI = {**dqn.ATARI, "learning_rate": 2.5e-4, "adam_eps": 3.125e-4}
 

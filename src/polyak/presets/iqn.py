@@ -4,14 +4,8 @@ from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
 CARTPOLE = {
-    "network": {"hidden": (128, 128)},
-    "num_steps": 4,
-    "updates_per_step": 0.5,
-    "batch_size": 64,
+    **dqn.CARTPOLE,
     "learning_rate": LinearOverTraining(2.3e-3),
-    "n_step": 3,
-    "target_period": 100,
-    "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
     "num_tau": 8,
     "num_target_tau": 8,
     "num_policy_tau": 16,

@@ -3,17 +3,7 @@
 from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
-CARTPOLE = {
-    "network": {"hidden": (128, 128)},
-    "num_steps": 4,
-    "updates_per_step": 0.5,
-    "batch_size": 64,
-    "learning_rate": LinearOverTraining(2.3e-3),
-    "n_step": 3,
-    "target_period": 100,
-    "epsilon": LinearOverTraining(1.0, 0.04, fraction=0.16),
-    "num_quantiles": 10,
-}
+CARTPOLE = {**dqn.CARTPOLE, "learning_rate": LinearOverTraining(2.3e-3), "num_quantiles": 10}
 
 ATARI = {**dqn.ATARI, "learning_rate": 5e-5, "adam_eps": 3.125e-4, "num_quantiles": 200}
 

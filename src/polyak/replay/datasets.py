@@ -1,25 +1,16 @@
 """Reads data sets of recorded episodes as rollouts, to fill a replay from."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_integer
-from polyak.core.space_check import ArraySpec, action_specs, describe, obs_specs, read_leaves, to_array
+from polyak.core.space_check import ArraySpec, action_specs, obs_specs, read_leaves, to_array
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, Space, check_env_spec, map_space, unflatten
 from polyak.core.types import PyTree, Rollout, TimeStep
-
-
-@runtime_checkable
-class DataSet(Protocol):
-    """The parts that are used of a Minari data set."""
-
-    def iterate_episodes(self) -> Iterator[Any]:
-        """Episodes, with `observations`, `actions`, `rewards`, `terminations` and `truncations`."""
-        ...
 
 
 def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: int = 1) -> Rollout:
@@ -48,8 +39,6 @@ def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: in
     streams: list[list[tuple[TimeStep, PyTree]]] = [[] for _ in range(num_envs)]
     lengths = [0] * num_envs
     loaded = _load(dataset) if isinstance(dataset, str) else dataset
-    if not isinstance(loaded, DataSet):
-        raise TypeError(f"from_minari: dataset must be a name or a data set of minari.load_dataset, got {describe(dataset)}")
     for episode in loaded.iterate_episodes():
         shortest = int(np.argmin(lengths))
         steps, actions = _read_episode(episode, spec)

@@ -105,7 +105,7 @@ class PrioritizedReplay(Replay):
         # The rollout's rows, the newest one after them, and the one before, which an episode that begins has made invalid.
         slot = (state.position.astype(jnp.int32) + jnp.arange(-num_steps - 1, 1, dtype=jnp.int32)) % slots
         index = (slot[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]).reshape(-1)
-        priorities = _priorities(state)
+        priorities: Priorities = state.priorities
         valid, is_new = state.rows.valid[index], jnp.arange(len(index)) >= num_envs
         value = jnp.where(valid, priorities.largest, 0.0)
         tree = priorities.tree.set(index, value, is_new | ~valid, num_rows(state))
@@ -127,7 +127,7 @@ class PrioritizedReplay(Replay):
 
         With an `axis_name`, the largest weight is the largest of the batches of all devices.
         """
-        index, probability = _priorities(state).tree.draw(key, batch_size, num_rows(state))
+        index, probability = state.priorities.tree.draw(key, batch_size, num_rows(state))
         batch = self._rows.transitions(state, index, num_envs=num_envs, n_step=n_step, gamma=gamma)
         is_drawn = probability > 0
         # N cancels out; the ratio of two probabilities neither overflows nor underflows to a weight of 0.
@@ -151,7 +151,7 @@ class PrioritizedReplay(Replay):
         Rows that are no transitions keep priority 0. A row that was drawn twice gets the larger priority. A TD error that is
         NaN, infinite or negative is rejected and counted: its row keeps its priority. See `Replay.set_priorities`.
         """
-        priorities = _priorities(state)
+        priorities: Priorities = state.priorities
         is_accepted = jnp.isfinite(td_error) & (td_error >= 0)
         size = jnp.where(is_accepted, td_error, 0.0) + jnp.asarray(self.eps, jnp.float32)
         value = jnp.minimum(size ** jnp.asarray(self.alpha, jnp.float32), LARGEST_PRIORITY)
@@ -165,7 +165,7 @@ class PrioritizedReplay(Replay):
 
     def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
         """The mean priority (|δ| + ε)^α of the rows, 0 for resets, the largest so far, and how many were rejected, by tag."""
-        priorities = _priorities(state)
+        priorities: Priorities = state.priorities
         total, rows = priorities.tree.total(num_rows(state)), (state.size * state.layout[1]).astype(jnp.float32)
         total, rows = sum_over_devices(jnp.stack([total, rows]), axis_name)
         return {
@@ -182,9 +182,3 @@ class PrioritizedReplay(Replay):
 def num_rows(state: ReplayState) -> Int32[Array, ""]:
     """Number of rows written since the replay was last empty: slots 0 to `size`, of every environment."""
     return ((state.size + jnp.uint32(1)) * state.layout[1]).astype(jnp.int32)
-
-
-def _priorities(state: ReplayState) -> Priorities:
-    if not isinstance(state.priorities, Priorities):
-        raise ValueError("PrioritizedReplay: the state has no priorities; create it with PrioritizedReplay.init")
-    return state.priorities

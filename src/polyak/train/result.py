@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from polyak.core.checks import check_integer
-from polyak.core.printing import format_number, html_table
+from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
@@ -125,11 +125,6 @@ class Result(Generic[State]):
         title, *lines = self._summary()
         stopped = f", stopped by {self.stopped}" if self.stopped else ""
         return "\n".join([f"Result({' '.join(title)}{stopped})", *(f"  {name}: {text}" for name, text in lines)])
-
-    def _repr_html_(self) -> str:
-        (task, training), *lines = self._summary()
-        stopped = [("stopped by", self.stopped)] if self.stopped else []
-        return html_table("Result", [("task", task.removesuffix(":")), ("training", training), *stopped, *lines])
 
     def _summary(self) -> list[tuple[str, str]]:
         """Return the lines of the summary as (name, text); the first line is the task."""

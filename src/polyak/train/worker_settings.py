@@ -68,8 +68,6 @@ class Workers:
 
     def __post_init__(self) -> None:
         check_integer("train", "workers", self.number)
-        if not (self.address is None or isinstance(self.address, str)):
-            raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
         if self.address == "":
             raise ValueError("train: ray_address must be HOST:PORT or auto, got an empty one")
         if isinstance(self.min_workers, int) and self.min_workers > self.number:

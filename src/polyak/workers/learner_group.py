@@ -97,8 +97,6 @@ class Learners:
         check_integer("train", "heartbeat", self.heartbeat)
         check_integer("train", "start_timeout", self.start_timeout)
         check_integer("train", "timeout", self.timeout)
-        if not (self.address is None or isinstance(self.address, str)):
-            raise TypeError(f"train: ray_address must be a str, got {self.address!r:.80}")
         if self.address == "":
             raise ValueError("train: ray_address must be HOST:PORT or auto, got an empty one")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polyak.ops.distributions.continuous import Normal, TanhNormal
 
 jit_all = jax.jit(lambda d, other, x: (d.log_prob(x), d.entropy(), d.kl_divergence(other)))
-jit_moments = jax.jit(lambda d: (d.entropy(), d.mean(), d.stddev()))
+jit_entropy = jax.jit(lambda d: d.entropy())
 jit_log_prob = jax.jit(lambda d, x: d.log_prob(x))
 jit_sample = jax.jit(lambda d, key: d.sample(seed=key))
 jit_sample_and_log_prob = jax.jit(lambda d, key: d.sample_and_log_prob(seed=key))
@@ -72,9 +72,6 @@ def test_samples_have_the_right_distribution_and_carry_gradients(kind):
     sample = np.asarray(jit_sample(d, jax.random.key(0)), np.float64)
     u = np.arctanh(sample) if kind is TanhNormal else sample
     assert scipy.stats.kstest(u, scipy.stats.norm(0.3, 0.7).cdf).pvalue > 0.01
-    _, mean, stddev = jit_moments(d)
-    np.testing.assert_allclose(sample.mean(), mean[0], atol=0.02)
-    np.testing.assert_allclose(sample.std(), stddev[0], atol=0.02)
     draw = jax.jit(jax.value_and_grad(lambda loc: kind(loc, jnp.float32(0.7)).sample(seed=jax.random.key(1))))
     drawn, slope = draw(jnp.float32(0.3))
     np.testing.assert_allclose(slope, 1 - drawn**2 if kind is TanhNormal else 1, rtol=1e-5)
@@ -188,16 +185,11 @@ def test_the_density_of_a_sample_has_the_gradients_of_its_closed_form(loc):
 
 
 @pytest.mark.parametrize(("scale", "error"), [(0.01, 1e-5), (0.3, 1e-5), (1.0, 1e-5), (2.0, 1e-4), (5.0, 0.02)])
-def test_entropy_mean_and_deviation_by_quadrature(scale, error):
+def test_entropy_by_quadrature(scale, error):
     loc = jnp.linspace(-4, 4, 9)
     d = TanhNormal(loc, jnp.full(9, scale))
     wanted = scipy.stats.norm(0, scale).entropy() + expectation(log_slope, loc, d.scale)
-    entropy, got_mean, stddev = jit_moments(d)
-    np.testing.assert_allclose(entropy, wanted, atol=error + 1e-6 * abs(wanted).max())
-    mean = expectation(np.tanh, loc, d.scale)
-    np.testing.assert_allclose(got_mean, mean, atol=error)
-    variance = expectation(lambda u: np.tanh(u) ** 2, loc, d.scale) - mean**2
-    np.testing.assert_allclose(stddev, np.sqrt(variance), atol=2 * error, rtol=1e-3)
+    np.testing.assert_allclose(jit_entropy(d), wanted, atol=error + 1e-6 * abs(wanted).max())
 
 
 def test_the_entropy_of_a_tanh_normal_has_the_right_gradient():

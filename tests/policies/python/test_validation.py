@@ -210,20 +210,15 @@ def _generate():
     yield 0
 
 
-async def _wait():
-    return [0, 1]
-
-
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (lambda: np.ma.masked_array([0, 1], [True, False]), r"got masked_array\(.*value.filled\(0\)"),
-        (_wait, "got <coroutine object _wait .*async functions are not awaited"),
-        (_generate, "got <generator object _generate .*returns its action"),
-        (lambda: PolicyStep(np.array([0, 1])), r"got PolicyStep\(.*a function of obs returns the action alone"),
+        (lambda: np.ma.masked_array([0, 1], [True, False]), r"got masked_array\("),
+        (_generate, "got <generator object _generate "),
+        (lambda: PolicyStep(np.array([0, 1])), r"got PolicyStep\("),
     ],
 )
-def test_outputs_that_are_not_arrays_raise_with_a_hint(returned, says):
+def test_outputs_that_are_not_arrays_are_rejected(returned, says):
     with pytest.raises(TypeError, match="rule: action must be an array of int32, " + says):
         answers(Discrete(3)).batch(returned(), 2)
 

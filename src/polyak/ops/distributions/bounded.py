@@ -56,14 +56,6 @@ class Uniform:
         """The middle; the density is the same everywhere."""
         return 0.5 * self.low + 0.5 * self.high
 
-    def mean(self) -> Float[Array, "..."]:
-        """The middle."""
-        return self.mode()
-
-    def stddev(self) -> Float[Array, "..."]:
-        """(high - low) / √12."""
-        return self.high / math.sqrt(12.0) - self.low / math.sqrt(12.0)
-
     def kl_divergence(self, other: "Uniform") -> Float[Array, "*B"]:
         """The difference of the entropies where `other` covers self, else inf."""
         check_same_kind(self, other)
@@ -141,24 +133,6 @@ class ClippedNormal:
         """`loc`, clipped: the action without its noise."""
         return jnp.clip(self.loc, self.low, self.high)
 
-    def mean(self) -> Float[Array, "..."]:
-        """E[clip(u)]."""
-        mass, first, _ = self._inside()
-        below, above = (jnp.exp(p) for p in self._log_masses())
-        low, high = self._finite_bounds()
-        mean = below * low + above * high + mass * self.loc + first * self._scale()
-        return jnp.where(self._is_constant(), self.low, mean)
-
-    def stddev(self) -> Float[Array, "..."]:
-        """√Var[clip(u)]."""
-        mass, first, second = self._inside()
-        below, above = (jnp.exp(p) for p in self._log_masses())
-        low, high = self._finite_bounds()
-        mean, scale = self.mean(), self._scale()
-        rest = self.loc - mean
-        inside = mass * jnp.square(rest) + 2.0 * first * rest * scale + second * jnp.square(scale)
-        return jnp.sqrt(jnp.maximum(below * jnp.square(low - mean) + above * jnp.square(high - mean) + inside, 0.0))
-
     def kl_divergence(self, other: "ClippedNormal") -> Float[Array, "*B"]:
         """KL divergence; both must have the same bounds."""
         check_same_kind(self, other)
@@ -193,10 +167,6 @@ class ClippedNormal:
         """The logarithms of the probabilities on the bounds."""
         low, high = self._ends()
         return log_ndtr(low), log_ndtr(-high)
-
-    def _finite_bounds(self) -> tuple[Array, Array]:
-        # A bound at infinity has no probability, and 0 · inf is NaN.
-        return tuple(jnp.where(jnp.isfinite(bound), bound, self.loc) for bound in (self.low, self.high))  # type: ignore[return-value]
 
     def _inside(self) -> tuple[Array, Array, Array]:
         """E[1], E[z], E[z²] restricted to u between the bounds, with z = (u - loc) / scale."""
@@ -243,14 +213,6 @@ class Affine:
     def mode(self) -> Float[Array, "..."]:
         """Shift + scale · inner mode."""
         return self.shift + self.scale * self.inner.mode()
-
-    def mean(self) -> Float[Array, "..."]:
-        """Shift + scale · inner mean."""
-        return self.shift + self.scale * self.inner.mean()
-
-    def stddev(self) -> Float[Array, "..."]:
-        """Scale · inner standard deviation."""
-        return self.scale * self.inner.stddev()
 
     def kl_divergence(self, other: "Affine") -> Float[Array, "*B"]:
         """The inner KL divergence; both must have the same shift and scale."""

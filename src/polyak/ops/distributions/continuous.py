@@ -53,14 +53,6 @@ class Normal:
         """`loc`."""
         return self.loc
 
-    def mean(self) -> Float[Array, "..."]:
-        """`loc`."""
-        return self.loc
-
-    def stddev(self) -> Float[Array, "..."]:
-        """`scale`."""
-        return self.scale
-
     def _noise(self, seed: PRNGKeyArray) -> Float[Array, "..."]:
         return jax.random.normal(seed, self.loc.shape, self.loc.dtype)
 
@@ -132,15 +124,6 @@ class TanhNormal:
     def mode(self) -> Float[Array, "..."]:
         """The median tanh(loc), the action without noise; the density may be highest at the boundary."""
         return jnp.tanh(self.loc)
-
-    def mean(self) -> Float[Array, "..."]:
-        """E[tanh u], by quadrature."""
-        return self._expectation(jnp.tanh)
-
-    def stddev(self) -> Float[Array, "..."]:
-        """√(E[tanh² u] - E[tanh u]²), by quadrature."""
-        mean = self.mean()
-        return jnp.sqrt(self._expectation(lambda u: jnp.square(jnp.tanh(u) - mean[None])))
 
     def kl_divergence(self, other: "TanhNormal") -> Float[Array, "*B"]:
         """KL divergence of the normals; it is invariant under the bijection tanh."""

@@ -189,10 +189,6 @@ class Bernoulli:
         """P(1)."""
         return jax.nn.sigmoid(self.logits)
 
-    def stddev(self) -> Float[Array, "..."]:
-        """√(P(0) P(1))."""
-        return jnp.sqrt(jax.nn.sigmoid(self.logits) * jax.nn.sigmoid(-self.logits))
-
     def kl_divergence(self, other: "Bernoulli") -> Float[Array, "*B"]:
         """Σ P(1) log(P(1)/Q(1)) + P(0) log(P(0)/Q(0))."""
         check_same_kind(self, other)

@@ -78,14 +78,6 @@ class Deterministic:
         """The value."""
         return self.value
 
-    def mean(self) -> PyTree:
-        """The value."""
-        return self.value
-
-    def stddev(self) -> PyTree:
-        """0."""
-        return jax.tree.map(lambda x: jnp.zeros(x.shape), self.value)
-
     def kl_divergence(self, other: "Deterministic") -> Float[Array, "*B"]:
         """0 where the values agree, else inf."""
         check_same_kind(self, other)

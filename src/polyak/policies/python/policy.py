@@ -16,14 +16,14 @@ from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import suggest_names
 from polyak.core.types import Act, PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution, for_space
-from polyak.policies.predict import as_python, predict
+from polyak.policies.predict import NumPyMethods
 from polyak.policies.python.callback import ordered_call
 from polyak.policies.python.callee import CalleeRef, PythonCallee
 
 
 @short_repr("callee", "spec")
 @dataclass(frozen=True, init=False, repr=False)
-class PythonPolicy:
+class PythonPolicy(NumPyMethods):
     """Acts by calling Python, with read-only NumPy arrays, exactly once a step.
 
     The target is a function `(obs) -> action` or `(time_step, carry) -> PolicyStep`, or an object with
@@ -204,9 +204,6 @@ class PythonPolicy:
         seed = np.zeros(self._seed_shape(size), np.uint32) if key is None else np.asarray(self.seed(key, size))
         policy: PythonPolicy = jax.tree.map(np.asarray, self) if self._declares else self
         return policy.direct_call()(time_step, jax.tree.map(np.asarray, carry), seed)
-
-    predict = predict
-    as_python = as_python
 
 
 def _flatten(policy: PythonPolicy) -> tuple[tuple[PyTree], CalleeRef]:

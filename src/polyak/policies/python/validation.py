@@ -1,7 +1,7 @@
 """Checks the outputs of Python policies against their declaration: structure, shape, dtype, NaN, bounds."""
 
 from collections.abc import Coroutine, Generator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,6 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 # Values that NumPy would make an array of, or hide inside one.
 NOT_ARRAYS = (tuple, dict, str, bytes, np.ma.MaskedArray, PolicyStep, Coroutine, Generator)
-
-
-@runtime_checkable
-class Declared(Protocol):
-    """An array, or a description of one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape for one environment."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """Its dtype."""
-        ...
 
 
 class OutputChecker:
@@ -109,7 +94,7 @@ class OutputChecker:
         name = self._name(spec, where)
         # A tuple is structure, None a forgotten return value: NumPy would make arrays of both.
         if value is None or isinstance(value, NOT_ARRAYS):
-            raise TypeError(f"{name} must be an array of {spec.dtype}, got {_short(value)}{_hint(value)}")
+            raise TypeError(f"{name} must be an array of {spec.dtype}, got {_short(value)}")
         if self._part == "action" and spec.dtype.kind in "iu":
             value = _to_integers(value)
         return to_array(name, value, shape, spec.dtype)
@@ -176,7 +161,8 @@ def specs_like(tree: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if isinstance(leaf, Dict | Tuple):
             return map_space(lambda space: _any_number(name, space.shape, space.dtype), leaf)
-        if not isinstance(leaf, Declared) or not (jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_)):
             at, of = f" at {name!r}" if name else "", "spaces, shapes with dtypes, or arrays of numbers"
             raise TypeError(f"must declare {of}{at}, e.g. np.int32(0), got {_short(leaf)}")
         # In JAX 64 bits become 32, unless jax_enable_x64 is set.
@@ -230,21 +216,6 @@ def _to_integers(value: Any) -> Any:
     with np.errstate(invalid="ignore"):
         integers = array.astype(np.int64)
     return integers if np.array_equal(integers, array) else value
-
-
-def _hint(value: Any) -> str:
-    """Advice for a value that is no array, for an error."""
-    match value:
-        case np.ma.MaskedArray():
-            return "; replace the masked entries, e.g. by value.filled(0)"
-        case PolicyStep():
-            return "; a function of obs returns the action alone, one of (time_step, carry) a PolicyStep"
-        case Coroutine():
-            value.close()
-            return "; async functions are not awaited, so call asyncio.run inside the policy"
-        case Generator():
-            return "; a policy returns its action, it does not yield it"
-    return ""
 
 
 def _short(value: Any) -> str:
