@@ -15,6 +15,8 @@ import pytest
 import polyak
 from polyak import envs, loops, train
 from polyak.agents import AGENTS, agent_class
+from polyak.core.spaces import Box
+from polyak.core.struct import struct
 from polyak.core.suggestions import find_replacement, libraries
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from tests.loops.setting import AGENT, ENV, KEY
@@ -398,6 +400,26 @@ def test_an_environment_without_spaces_or_of_another_package():
         envs.make(Bare)
     with pytest.raises(ValueError, match="if another package registers it, write 'package:Empty-5x5-v7'"):
         envs.make("Empty-5x5-v7")
+
+
+@pytest.mark.parametrize("agent", [polyak.PPO, polyak.SAC])
+def test_loading_with_the_class_of_an_agent(agent):
+    for owner in (agent, agent(polyak.EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])))):
+        with pytest.raises(AttributeError, match=r"'load'; use polyak\.load_policy\(path\)"):
+            owner.load("ppo_cartpole")
+
+
+def test_a_field_of_another_library_name_stays_a_field():
+    @struct
+    class Cart:
+        load: float
+
+    assert Cart(2.0).load == 2.0
+
+
+def test_calling_the_module_of_training():
+    with pytest.raises(TypeError, match=r"polyak\.train is a module; use polyak\.train\.run\(agent, env, env_steps=\.\.\.\)"):
+        polyak.train(AGENT, ENV, env_steps=100)
 
 
 def test_environments_used_as_those_of_gymnasium():

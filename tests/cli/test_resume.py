@@ -325,9 +325,15 @@ def test_flags_of_workers_reach_them_and_those_left_out_are_the_runs(run, comman
         ("resume run --env-steps 500 --import os", "--import os: the run's environment is CartPole-v1, which needs none"),
         ("resume run --eval-episodes -1", "--eval-episodes must be an integer >= 0, got -1"),
         ("resume run --env-step 500", "--env-steps"),
-        ("resume run --gamma 0.5", "--gamma"),
-        ("resume run --hidden 9", "--hidden"),
-        ("resume run --num-envs 9", "--num-envs"),
+        (
+            "resume run --gamma 0.5",
+            "--gamma is the run's; an agent with other settings is given by --agent MODULE:NAME --force",
+        ),
+        (
+            "resume run --hidden 9",
+            "--hidden is the run's; an agent with other settings is given by --agent MODULE:NAME --force",
+        ),
+        ("resume run --num-envs 9", "--num-envs of a run cannot be changed"),
         ("resume run --env-steps 500 --env-steps 600", "--env-steps is set more than once"),
         ("resume run --env-steps 500 --worker-restarts 5", "--worker-restarts 5 needs workers; give --workers N"),
         ("resume run --workers 2 --worker-restarts -1", "--worker-restarts must be an integer in [0, 2147483647] or None"),

@@ -1,16 +1,18 @@
 """Parses the arguments of a command with tyro."""
 
 import dataclasses
+import difflib
+import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
-from polyak.core.suggestions import escape_control
+from polyak.core.suggestions import escape_control, find_replacement
 
 T = TypeVar("T")
 
@@ -19,16 +21,34 @@ class UsageError(Exception):
     """The command line is invalid; the message has the flag, its value, and the expected value."""
 
 
-def parse(kind: type[T], arguments: Sequence[str], *, prog: str, description: str) -> T:
+def parse(
+    kind: type[T],
+    arguments: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    owners: Callable[[str], Sequence[str]] = lambda name: (),
+) -> T:
     """Parse arguments into an instance of the dataclass `kind`; exits with code 2 and a suggestion if an argument is invalid.
 
+    Args:
+        owners: the algorithms that have an unknown flag, by its field.
+
     Raises:
-        UsageError: a flag is set twice.
+        UsageError: a flag is set twice, is a flag of another library or algorithm, or has a value although it takes none.
     """
-    flags = [_normalize(argument) for argument in arguments if argument.startswith("--")]
+    flags = _flags_in(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
+    for flag in unknown_flags(kind, arguments):
+        if (name_here := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
+            raise UsageError(f"in polyak {flag} is {name_here}")
+        # The settings of all algorithms take 0.1 s to read, which `--help` and a misspelt flag need not wait for.
+        name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+        is_misspelt = difflib.get_close_matches(name, [*field_names(kind), "help"], n=1, cutoff=0.8)
+        if not is_misspelt and (others := owners(name)):
+            raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it")
     # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     with VALUE_RULES:
@@ -50,6 +70,52 @@ def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, desc
         several = ", or the directory of several" if command == "evaluate" else ""
         raise UsageError(f"polyak {command} takes one RUN{several}; got {' '.join([directory, *others])}")
     return Path(directory), parse(kind, flags, prog=f"polyak {command} {directory}", description=description)
+
+
+def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
+    """Return the flags for which the dataclass `kind` has no field."""
+    own = {_normalize(f"--{name}") for name in field_names(kind)}
+    return [flag for flag in _flags_in(arguments) if flag not in own]
+
+
+OTHER_NAMES = {
+    **dict.fromkeys(("--n-timesteps", "--timesteps", "--steps"), "--env-steps"),
+    "--lr": "--learning-rate",
+    "--eval-freq": "--eval-every",
+    "--save-freq": "--checkpoint-every",
+    "--n-eval-episodes": "--eval-episodes",
+    **dict.fromkeys(("--log-dir", "--log-folder", "--output"), "--run-dir"),
+    "--device": "the environment variable JAX_PLATFORMS",
+    **dict.fromkeys(("--policy", "--policy-kwargs"), "--network, --hidden and --activation"),
+}
+"""Flags of other libraries' scripts that do not follow from the arguments of Stable-Baselines3."""
+
+
+def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
+    """Return polyak's flag for a flag of another library, if it is in `fields`; None if there is no counterpart."""
+    found = OTHER_NAMES.get(flag)
+    if found is None:
+        _, replacement = find_replacement(flag.removeprefix("--").replace("-", "_"), fields, "field") or ("", "")
+        setting = re.fullmatch(r"(\w+)(?:=polyak\.\w+\(.*?\))? of (?:the \w+|[\w.]+)(.*)", replacement)
+        found = f"--{setting[1].replace('_', '-')}{setting[2]}" if setting else None
+    name = re.match(r"--([\w-]+)", found or "")
+    return None if name and name[1].replace("-", "_") not in fields else found
+
+
+def field_names(kind: Any, types: Sequence[Any] | None = None) -> list[str]:
+    """Return the names of all fields of a dataclass and of nested dataclasses, or only of fields with certain types."""
+    names = []
+    for field in dataclasses.fields(kind):
+        hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+        if dataclasses.is_dataclass(hint):
+            names += field_names(hint, types)
+        elif types is None or hint in types:
+            names.append(field.name)
+    return names
+
+
+def _flags_in(arguments: Sequence[str]) -> list[str]:
+    return [_normalize(argument) for argument in arguments if argument.startswith("--")]
 
 
 def _normalize(argument: str) -> str:

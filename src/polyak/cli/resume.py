@@ -2,18 +2,26 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from polyak.agents import AGENTS
+from polyak.cli.agent_flags import agent_flags
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import (
     EVAL_EPISODES,
+    TrainFlags,
     UsageError,
     default_hint,
     fail,
+    field_names,
     parse_for_run,
+    unknown_flags,
 )
 from polyak.cli.imports import ImportFlag
+from polyak.cli.network_flags import NetworkFlags
+from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import run_to_exit_code
 from polyak.cli.user_code import read_user_run, with_agent
 from polyak.cli.user_flags import UserGroupOfRun, resume_flags
@@ -73,9 +81,25 @@ class ResumeFlags:
 def resume(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     try:
+        _check_settings(arguments)
         return _resume(*parse_for_run(ResumeFlags, arguments, command="resume", description="Continue a run directory RUN."))
     except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
+
+
+def _check_settings(arguments: Sequence[str]) -> None:
+    """Check that no flag is a flag of `polyak train` whose value is fixed in a run.
+
+    Raises:
+        UsageError: there is such a flag; the message says how settings of an agent can be changed.
+    """
+    for flag in unknown_flags(ResumeFlags, arguments):
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in field_names(TrainFlags):
+            raise UsageError(f"{flag} of a run cannot be changed; start another one with polyak train")
+        of_agents = (agent_flags(agent, {}) for agent in AGENTS.values())
+        if any(name in field_names(kind) for kind in (NetworkFlags, ReplayFlags, *of_agents)):
+            raise UsageError(f"{flag} is the run's; an agent with other settings is given by --agent MODULE:NAME --force")
 
 
 def _resume(directory: Path, flags: ResumeFlags) -> int:

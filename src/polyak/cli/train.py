@@ -119,6 +119,10 @@ def _is_class(user_agent: str) -> bool:
         return False
 
 
+def _algorithms_with(name: str) -> list[str]:
+    return [algorithm for algorithm, source in AGENTS.items() if name in setting_names(source)]
+
+
 def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> Any:
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
@@ -145,4 +149,4 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
         description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."
     prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
     flags = dataclasses.make_dataclass("Flags", groups)
-    return parse(flags, arguments, prog=prog, description=description)
+    return parse(flags, arguments, prog=prog, description=description, owners=_algorithms_with)

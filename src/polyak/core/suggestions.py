@@ -6,10 +6,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from importlib import resources
+from types import ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+CLASS_METHODS = {"load": "polyak.load_policy(path) for the policy, or polyak.resume(run_dir) to continue the training"}
+"""Replacements of class methods of other libraries' models."""
 
 
 @functools.cache
@@ -127,7 +131,38 @@ def suggest_attributes(cls: type[T]) -> type[T]:
 
     if "__getattr__" not in vars(cls):
         cls.__getattr__ = missing  # type: ignore[attr-defined]
+    for name in CLASS_METHODS.keys() - vars(cls).keys() - vars(cls).get("__annotations__", {}).keys():
+        setattr(cls, name, MissingFromClass(name))
     return cls
+
+
+class MissingFromClass:
+    """An attribute that neither a class nor its objects have; the error names the replacement.
+
+    A class's own `__getattr__` serves its objects only.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, obj: Any, owner: type) -> Any:
+        raise AttributeError(
+            f"{owner.__name__!r} has no attribute {self._name!r}; use {CLASS_METHODS[self._name]}", name=self._name, obj=obj
+        )
+
+
+class UncallableModule(ModuleType):
+    """A module whose errors name the function to call, and replacements of unknown names; set as its `__class__`."""
+
+    instead = ""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an `AttributeError`."""
+        raise AttributeError(missing_from_module(self.__name__, name, vars(self)["__all__"]))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise a `TypeError`."""
+        raise TypeError(f"{self.__name__} is a module; use {self.instead}")
 
 
 def missing_from_module(module: str, name: str, known: Iterable[str]) -> str:
