@@ -259,7 +259,7 @@ def test_environments_that_devices_cannot_share_are_rejected(command, workdir):
 
 QUITTING = """
 import sys, gymnasium
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 class Quitting(CartPoleEnv):
     steps = 0
     def step(self, action):
@@ -395,7 +395,7 @@ def test_an_environment_that_fails_while_training_is_exit_code_1_with_its_traceb
 
 INVALID = """
 import gymnasium
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 class Invalid(CartPoleEnv):
     def step(self, action):
         obs, reward, *rest = super().step(action)
