@@ -801,9 +801,9 @@ def test_a_state_with_another_replay_is_rejected(name):
     with pytest.raises(ValueError, match=created + "capacity=512 but the agent has 1024"):
         update(dataclasses.replace(agent, replay=polyak.UniformReplay(1024)), state, random_rollout(agent), KEY)
     prioritized = dataclasses.replace(agent, replay=polyak.PrioritizedReplay(512))
-    with pytest.raises(ValueError, match=created + "the replay=PyTreeDef"):
+    with pytest.raises(ValueError, match=created + "replay.priorities=True but the agent has False"):
         update(agent, prioritized.init(KEY), random_rollout(agent), KEY)
-    with pytest.raises(ValueError, match=created + "the replay=PyTreeDef"):
+    with pytest.raises(ValueError, match=created + "replay.priorities=False but the agent has True"):
         update(prioritized, state, random_rollout(agent), KEY)
 
 

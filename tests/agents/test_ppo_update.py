@@ -513,3 +513,10 @@ def test_carry_of_another_number_of_environments_is_rejected():
     agent, data = make(), dataclasses.replace(noise(), carry=((), np.zeros(NUM_ENVS + 1, np.float32)))
     with pytest.raises(ValueError, match=r"normalize_reward='return' needs rollouts of collect_policy"):
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), data, KEY)
+
+
+def test_states_of_an_agent_with_other_state_are_rejected(unchecked):
+    mine, other = make(), make(l2_value=0.0)
+    for agent, state in ((mine, other.init(KEY)), (other, mine.init(KEY))):
+        with pytest.raises(TypeError, match=r"PPO(KL)?: state must be of type \w+State, got \w+State; agent\.init\(key\)"):
+            agent.update(state, noise(), KEY)

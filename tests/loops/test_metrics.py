@@ -29,6 +29,9 @@ class Counting(Reinforce):
         metrics = {"train/loss": Mean.of(steps, number >= FIRST), "train/number": number, "train/n_updates": state.updates}
         return state, metrics | {"train/nan": Mean.of(number * jnp.nan)}
 
+    def diagnose(self, metrics):
+        assert ("train/loss" in metrics) == (metrics["train/number"] >= FIRST)
+
 
 AGENT = Counting(ENV.spec, num_steps=2)
 

@@ -197,10 +197,12 @@ def test_a_reader_may_not_write(run):
             write()
 
 
-@pytest.mark.parametrize("place", ["empty", "removed", "replaced"])
+@pytest.mark.parametrize("place", ["empty", "removed", "replaced", "unlocked"])
 def test_a_writer_never_writes_where_its_directory_was(tmp_path, run, place):
     if place == "removed":
         shutil.rmtree(run.directory)
+    elif place == "unlocked":
+        (run.directory / "run.lock").unlink()
     else:
         run.directory.rename(tmp_path / "moved")
     if place == "replaced":

@@ -352,7 +352,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Check that a state given to `update` belongs to this agent and was created with its settings.
 
         Raises:
-            TypeError, ValueError: the state is something else.
+            ValueError: the state was created with other settings; the message names the setting.
         """
         check_created_normalizers(self, state.normalizers)
         self.check_copies(state.copies)
@@ -362,6 +362,9 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         created = jax.eval_shape(self._create_replay)
         for name, value, wanted in (
             ("capacity", stored.capacity * devices, created.capacity),
+            ("replay.num_steps", stored.num_steps, created.num_steps),
+            ("replay.priorities", stored.priorities is not None, created.priorities is not None),
+            ("replay.carries", stored.carries is not None, created.carries is not None),
             ("the replay", jax.tree.structure(stored), jax.tree.structure(created)),
         ):
             if value != wanted:

@@ -1,6 +1,6 @@
 """The base of agents that learn from each rollout once it is collected, by a network of a policy and its value."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
@@ -82,6 +82,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     max_grad_norm: Scalar | None = 0.5
     adam_eps: Scalar = 1e-5
 
+    state_type: ClassVar[type[OnPolicyState]] = OnPolicyState
     diagnose = diagnose_skips
 
     def follow(self) -> Follow | None:
@@ -131,8 +132,14 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             optimizer_state: None if workers have their own optimizers.
 
         Raises:
+            TypeError: the state is the state of another agent.
             ValueError: the state was created with other settings; the message names the setting.
         """
+        if type(state) is not self.state_type:
+            raise TypeError(
+                f"{type(self).__name__}: state must be of type {self.state_type.__name__}, got {type(state).__name__}; "
+                "agent.init(key) returns one"
+            )
         check_created_normalizers(self, Normalizers(state.obs_normalizer, state.reward_scaler))
         if optimizer_state is not None:
             check_optimizer_state(self.optimizer_at(0), state.copies.online.params, optimizer_state)

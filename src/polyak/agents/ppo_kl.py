@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,7 @@ class PPOKL(PPO):
     >>> state = agent.init(jax.random.key(0))
     """
 
+    state_type: ClassVar[type[OnPolicyState]] = PPOKLState
     clip_range: Schedule | None = None
     kl_beta: Scalar | None = number(default=1.0, above=0, optional=True)
     kl_target: Scalar = number(default=0.01, above=0)

@@ -101,7 +101,7 @@ class SoftActorAgent(ActorCriticAgent):
 
         J(α) = E[ -log α (log π(a|s) + H̄) ]
 
-    A leaf defines `critic_loss`, `actor_loss` and `check_critics`.
+    A leaf defines `critic_loss`, `combine_critics` and `check_critics`.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor()`. In its own loss it is in

@@ -35,7 +35,7 @@ def parse(
         owners: the algorithms that have an unknown flag, by its field.
 
     Raises:
-        UsageError: a flag is set twice, is a flag of another library or algorithm, or has a value although it takes none.
+        UsageError: a flag is set twice, or is a flag of another library or algorithm.
     """
     flags = _flags_in(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
@@ -102,14 +102,14 @@ def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
     return None if name and name[1].replace("-", "_") not in fields else found
 
 
-def field_names(kind: Any, types: Sequence[Any] | None = None) -> list[str]:
-    """Return the names of all fields of a dataclass and of nested dataclasses, or only of fields with certain types."""
+def field_names(kind: Any) -> list[str]:
+    """Return the names of all fields of a dataclass and of nested dataclasses."""
     names = []
     for field in dataclasses.fields(kind):
         hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
         if dataclasses.is_dataclass(hint):
-            names += field_names(hint, types)
-        elif types is None or hint in types:
+            names += field_names(hint)
+        else:
             names.append(field.name)
     return names
 

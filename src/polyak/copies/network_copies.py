@@ -13,7 +13,7 @@ from polyak.copies.accumulated import Accumulated
 from polyak.copies.follow import Follow, FollowState
 from polyak.copies.outputs import OutputLoss, loss_of_outputs, predict_all
 from polyak.copies.shared import Shared
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_choice, check_integer, check_key, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import unknown_name
@@ -108,8 +108,10 @@ class NetworkCopies:
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
+            TypeError: `key` is no key.
             ValueError: `shared` is something else than True or False, or `online` is set without `shared=True`.
         """
+        check_key(name, key)
         check_choice(name, "shared", shared, (True, False))
         if online is not None and not shared:
             raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
@@ -444,7 +446,6 @@ class NetworkCopies:
             loss function's other arrays, and `grad_norm`, the norm of the gradient before clipping.
 
         Raises:
-            TypeError: `loss_fn` does not return two dicts.
             ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)

@@ -216,6 +216,11 @@ def check_same_types(env_id: str, part: str, before: Any, after: Any, *, weak: b
         raise TypeError(f"{env_id}: step() changes {change}")
 
 
+def leaf_names(tree: Any) -> list[str]:
+    """Return the paths of all leaves, such as `['obs'][0]`."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
 def describe_change(part: str, before: Any, after: Any, *, weak: bool = False) -> str:
     """Return the first difference between the trees, shapes and dtypes of two values; "" if there is none.
 
@@ -225,6 +230,11 @@ def describe_change(part: str, before: Any, after: Any, *, weak: bool = False) -
     """
     trees: Any = jax.tree.structure(before), jax.tree.structure(after)
     if trees[0] != trees[1]:
+        old_names, new_names = leaf_names(before), leaf_names(after)
+        changes = [f"{name} is gone" for name in old_names if name not in new_names]
+        changes += [f"{name} is new" for name in new_names if name not in old_names]
+        if changes:
+            return f"the tree of {part}: {', '.join(changes):.300}"
         return f"the tree of {part} from {trees[0]!s:.300} to {trees[1]!s:.300}"
     for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
         types: Any = jax.typeof(old), jax.typeof(new)

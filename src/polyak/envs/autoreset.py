@@ -73,7 +73,7 @@ class AutoReset:
     accelerator and in a compiled loop on a CPU.
 
     Raises:
-        TypeError: `num_envs` is not an integer; `dynamics` lacks a member, or is a class; in `init` and `step`, an action or an
+        TypeError: `num_envs` is not an integer; `dynamics` has no `EnvSpec`; in `init` and `step`, an action or an
             output has the wrong dtype.
         ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, an array has the wrong shape.
     """

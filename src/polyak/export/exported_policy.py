@@ -24,7 +24,7 @@ from polyak.policies.predict import AsPython, first_of_batch, mask_batch, obs_ba
 @short_repr("spec", "carry_spec")
 @dataclass(frozen=True, repr=False)
 class ExportedPolicy:
-    """A greedy policy from a file; `predict` returns the same actions as `predict` of the original policy.
+    """A greedy policy from a file; `predict` returns the actions of the original policy, up to rounding.
 
     Attributes:
         spec: spec of the environment.

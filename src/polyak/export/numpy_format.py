@@ -68,5 +68,6 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
     is_typed = all(x.dtype in dtypes.get(name, (np.float32,)) for name, x in arrays.items())
     if got != shapes or width != outputs or not is_typed:
         raise ValueError(
-            f"its arrays are {str(got)[:300]}, expected {str(shapes)[:300]}, {outputs} columns at the end, all float32"
+            f"its arrays are {str(got)[:300]}, expected {str(shapes)[:300]}, {outputs} columns at the end, all float32 "
+            "but bounds of integers"
         )

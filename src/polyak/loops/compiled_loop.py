@@ -114,7 +114,7 @@ def compiled(
         reporter.advance(int(steps), int(iterations), finished)
         max_iterations = iterations_for(CHUNK_SECONDS, (reporter.seconds - before) / int(iterations))
         # The first process decides, as clocks, signals and callbacks differ between processes.
-        decisions = (max_iterations, should_stop(), reporter.is_due(metrics.last, report_at))
+        decisions = (max_iterations, should_stop(), reporter.is_due(metrics.unpack, report_at))
         max_iterations, must_stop, must_report = agree(mesh, *decisions)
         stopped = "request" if must_stop else None
         if must_stop or must_report:

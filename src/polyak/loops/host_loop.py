@@ -133,7 +133,7 @@ def host(
             reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if collected is None or should_stop() else None
         # Skip the report if there was no update since the last report.
-        if metrics is not None and (stopped or reporter.is_due(metrics.last, report_at)):
+        if metrics is not None and (stopped or reporter.is_due(metrics.unpack, report_at)):
             report_at = target.next_report(reporter.env_steps)
             since_report = {**metrics.unpack(), **rollouts.metrics()}
             go_on, state = reporter.report(since_report, loop_state(leaves), callbacks)

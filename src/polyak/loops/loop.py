@@ -408,13 +408,17 @@ class Reporter:
             self._nondeterminism,
         )
 
-    def is_due(self, metrics: Mapping[str, Any], env_steps: int) -> bool:
-        """Return True if a report is due: `env_steps` are reached, or training has diverged (checked twice a second)."""
+    def is_due(self, metrics: Callable[[], Mapping[str, Any]], env_steps: int) -> bool:
+        """Return True if a report is due: `env_steps` are reached, or training has diverged (checked twice a second).
+
+        Args:
+            metrics: returns the metrics since the last report, for `Agent.diagnose`.
+        """
         now = time.monotonic()
         if self.env_steps >= env_steps or now < self._next_diagnosis:
             return self.env_steps >= env_steps
         self._next_diagnosis = now + DIAGNOSIS_SECONDS
-        return self._agent.diagnose(metrics) is not None
+        return self._agent.diagnose(as_numbers(metrics())) is not None
 
     def report(self, metrics: Mapping[str, Any], state: LoopState, callbacks: Sequence[Callback]) -> tuple[bool, LoopState]:
         """Call every callback; returns False if any callback returned False, and the state to continue with.

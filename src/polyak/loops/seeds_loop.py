@@ -39,7 +39,7 @@ from polyak.loops.loop import (
     check_match,
     update_on,
 )
-from polyak.loops.metrics import PackedMetrics
+from polyak.loops.metrics import PackedMetrics, as_numbers
 from polyak.loops.program_cache import cached_per_env, shape_of
 from polyak.loops.replay_memory import check_memory
 
@@ -114,7 +114,7 @@ def compiled_seeds(
             reporter.advance(int(steps[i]), int(iterations[i]), _select_seed(i, finished))
         since_report += iterations
         stopped = "request" if should_stop() else None
-        has_diverged = any(agent.diagnose(_select_seed(i, metrics.last)) is not None for i in active)
+        has_diverged = any(agent.diagnose(as_numbers(_select_seed(i, metrics).unpack())) is not None for i in active)
         if stopped or has_diverged or all(reporter.env_steps >= report_at for reporter in active.values()):
             newest |= {i: _select_seed(i, metrics).unpack() for i in active if since_report[i]}
             metrics, since_report = metrics.without_means(), np.zeros_like(since_report)

@@ -1,7 +1,4 @@
-"""Functions of wrappers, policies around another policy: common methods, checks, and draws made once an episode.
-
-A wrapper's class assigns the methods by name: `spec = inner_spec`, `initial_state = inner_initial_state`.
-"""
+"""The base of wrappers, policies around another policy: common methods, checks, and draws made once an episode."""
 
 from typing import Any
 

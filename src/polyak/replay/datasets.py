@@ -30,7 +30,7 @@ def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: in
 
     Raises:
         ImportError: `dataset` is a name and minari is not installed.
-        TypeError, ValueError: `dataset` is something else, its arrays do not fit the spec, there are fewer episodes than
+        TypeError, ValueError: the arrays of `dataset` do not fit the spec, there are fewer episodes than
             environments, or streams shorter than `num_steps`.
     """
     check_env_spec("from_minari", spec)

@@ -115,10 +115,10 @@ class Run:
         """
         if self.lock is None:
             raise RunError(f"{self.directory}: opened for reading; open_run(..., write=True) to write")
-        if self._find_lock_inode() != self.lock_inode:
+        if self.lock_inode is None or self._find_lock_inode() != self.lock_inode:
             raise RunError(
-                f"{self.directory}: was moved, removed or replaced while it was open for writing; nothing more is written "
-                "there; if it was moved, polyak resume continues it from its new place"
+                f"{self.directory}: was moved, removed or replaced while it was open for writing, or its {LOCK}; nothing more "
+                "is written there; if it was moved, polyak resume continues it from its new place"
             )
 
     def _find_lock_inode(self) -> int | None:

@@ -129,7 +129,7 @@ def train_asynchronously(
             pushes.record_times(result, before)
         since_report = add_metrics(since_report, metrics)
         reporter.advance(valid, 1, result.finished, result.info_sums)
-        if reporter.is_due(metrics, report_at) or should_stop():
+        if reporter.is_due(partial(dict, since_report), report_at) or should_stop():
             report_at = target.next_report(reporter.env_steps)
             go_on, _ = reporter.report(
                 {**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, senders), callbacks
