@@ -926,10 +926,10 @@ MUTATIONS = (
         ("cli/test_cli.py::test_ctrl_c_outside_of_training_is_130",),
     ),
     Mutation(
-        "cli/compilation_cache.py",
+        "storage/user_cache.py",
         "or stat.S_IMODE(found.st_mode) & 0o077:",
         "or stat.S_IMODE(found.st_mode) & 0o022:",
-        ("cli/test_compilation_cache.py::test_a_directory_that_others_can_enter_is_rejected",),
+        ("storage/test_user_cache.py::test_a_directory_that_others_can_enter_is_rejected",),
     ),
     Mutation(
         "cli/training_run.py",

@@ -23,6 +23,8 @@ ALLOWED = {
     "storage/tensorboard.py": {"tensorboard"},
     # The caller's own tracking, in a callback that is asked for.
     "train/callbacks.py": {"mlflow"},
+    # A program that is not known is first read in another process.
+    "export/stablehlo.py": {"subprocess"},
     "workers/learner_group.py": {"socket", "subprocess"},
     "workers/ray_head.py": {"ray"},
     "workers/ray_workers.py": {"ray", "socket", "subprocess"},

@@ -18,6 +18,9 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     Loading a run whose agent is stored imports no training loops. Loading an exported file imports neither Flax, Optax nor
     Gymnasium. Symbolic links to a run or a file are followed.
 
+    A StableHLO file is a program, which JAX reads, compiles and runs; the form for a stranger's policy is NumPy, which is data.
+    A program that this user has not written or read before is first read in another process, which takes about a second.
+
     Args:
         path: a run directory, its subdirectory `best` (see `eval_every`), or a stablehlo or numpy file of `polyak export`.
         agent: an agent with the settings of the trained agent, for a run whose network is user-defined and so not stored.

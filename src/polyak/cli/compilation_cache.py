@@ -12,7 +12,6 @@ import hashlib
 import os
 import platform
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from polyak.storage.user_cache import cache_directory, open_directory
 from polyak.train.devices import is_jax_started
 
 MAX_BYTES = 2**30
@@ -51,33 +51,6 @@ def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
         else:
             stack.enter_context(_configured(session))
         yield
-
-
-def cache_directory() -> Path:
-    """Return `$XDG_CACHE_HOME/polyak` if set, else `~/.cache/polyak`, or on macOS `~/Library/Caches/polyak`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):
-        return Path(base) / "polyak"
-    return Path("~/Library/Caches/polyak" if sys.platform == "darwin" else "~/.cache/polyak").expanduser()
-
-
-def open_directory(directory: Path) -> Path:
-    """Create the directory with mode 0700 if it does not exist.
-
-    Raises:
-        PermissionError: the directory does not belong to the user, or other users may enter it.
-        OSError: the directory cannot be created.
-    """
-    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(
-            f"{directory} must be a directory that you own, with mode 0700, as its files are executed; got "
-            f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
-        )
-    return directory
 
 
 def _machine(threads: int | None) -> str:

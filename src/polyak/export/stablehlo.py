@@ -1,13 +1,22 @@
 """Converts functions of arrays to and from StableHLO programs for any batch size, on CPU and CUDA."""
 
+import contextlib
+import hashlib
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax import export
 
 from polyak.export.archive import ExportError
+from polyak.storage.user_cache import cache_directory, open_directory
 
 MEMBER = "policy.jax_export"
 PLATFORMS = ("cpu", "cuda")
@@ -19,6 +28,23 @@ _ALLOWED_CALLS = {"shape_assertion"}
 _CALL = re.compile(r"\bstablehlo\.custom_call\s*@(?:\"([^\"]*)\"|([\w$.-]+))\(")
 # Any text that may be a call in another form, or that waits for another program.
 _POSSIBLE_CALL = re.compile(r"custom_call|\bstablehlo\.(?:infeed|outfeed|send|recv)\b")
+
+
+READ_SECONDS = 60.0
+"""Seconds in which another process must read a program."""
+
+# Without core files; what Python raises is raised again where the program is then read.
+_READ = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+try:
+    from jax import export
+    export.deserialize(bytearray(sys.stdin.buffer.read())).mlir_module()
+    end = "read"
+except Exception:
+    end = "raised"
+print(end)
+"""
 
 
 def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStruct]) -> bytes:
@@ -33,9 +59,11 @@ def program(function: Callable[..., Any], inputs: Mapping[str, jax.ShapeDtypeStr
     frames = jax.config.values["jax_traceback_in_locations_limit"]
     jax.config.update("jax_traceback_in_locations_limit", 0)
     try:
-        return bytes(export.export(jax.jit(function), platforms=PLATFORMS)(*arguments).serialize())
+        data = bytes(export.export(jax.jit(function), platforms=PLATFORMS)(*arguments).serialize())
     finally:
         jax.config.update("jax_traceback_in_locations_limit", frames)
+    _remember(data)
+    return data
 
 
 def load_program(
@@ -48,6 +76,8 @@ def load_program(
 ) -> Callable[..., Any]:
     """Load a serialized function, which is compiled at its first call.
 
+    JAX's reader may end the process at a damaged program, so a program that is not known is first read in another process.
+
     Args:
         inputs: wanted shapes and dtypes without the first axis.
         outputs: wanted shapes and dtypes without the first axis.
@@ -57,6 +87,7 @@ def load_program(
     Raises:
         ExportError: the program cannot be read, has other inputs or outputs, or makes custom calls (to Python, for example).
     """
+    _check_in_process(data, what)
     try:
         exported = export.deserialize(bytearray(data))
         text = exported.mlir_module()
@@ -75,6 +106,46 @@ def load_program(
     if trees != (jax.tree.structure(((*inputs,), {})), jax.tree.structure((*outputs,))):
         raise ExportError(f"{what}: {MEMBER} has the input and output trees {trees}, expected plain arrays")
     return jax.jit(exported.call)
+
+
+def _known_programs() -> Path:
+    """Return the path of a file with a line for each program that JAX has written or read here.
+
+    Raises:
+        OSError: there is no private cache directory.
+    """
+    return open_directory(cache_directory()) / "programs"
+
+
+def _line(data: bytes) -> str:
+    return f"{hashlib.sha256(data).hexdigest()} {metadata.version('jaxlib')}"
+
+
+def _remember(data: bytes) -> None:
+    with contextlib.suppress(OSError), _known_programs().open("a") as file:
+        file.write(f"{_line(data)}\n")
+
+
+def _check_in_process(data: bytes, what: str) -> None:
+    """Read a program in another process, unless it is known.
+
+    Raises:
+        ExportError: the other process died, or did not end in time.
+    """
+    with contextlib.suppress(OSError, UnicodeError):
+        if _line(data) in _known_programs().read_text().splitlines():
+            return
+    # Without the working directory, which may have a module named jax.
+    command, env = [sys.executable, "-P", "-c", _READ], os.environ | {"JAX_PLATFORMS": "cpu"}
+    try:
+        done = subprocess.run(command, input=data, capture_output=True, env=env, timeout=READ_SECONDS, check=False)
+        death = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(f"{what}: {MEMBER} was not read within {READ_SECONDS:g} s: it is damaged, or made to hang") from error
+    if done.stdout.split()[-1:] == [b"read"]:
+        _remember(data)
+    elif done.stdout.split()[-1:] != [b"raised"]:
+        raise ExportError(f"{what}: {MEMBER} ends the process that reads it ({death}): it is damaged, or made to do so")
 
 
 def calls_in(text: str) -> set[str]:
