@@ -417,11 +417,6 @@ def test_a_field_of_another_library_name_stays_a_field():
     assert Cart(2.0).load == 2.0
 
 
-def test_calling_the_module_of_training():
-    with pytest.raises(TypeError, match=r"polyak\.train is a module; use polyak\.train\.run\(agent, env, env_steps=\.\.\.\)"):
-        polyak.train(AGENT, ENV, env_steps=100)
-
-
 def test_environments_used_as_those_of_gymnasium():
     host_env, jax_env = envs.make("CartPole-v1"), JaxEnvOnHost(ENV, KEY)
     for env in (host_env, jax_env):

@@ -105,7 +105,7 @@ def test_another_version_of_ray_is_an_error_with_both_in_one_line(report):
     code, output = report["cluster"]["other version"]
     ray = re.escape(report["cluster"]["ray"])
     last = output.strip().splitlines()[-1]
-    assert code == 1 and "cannot connect to Ray at 127." in last
+    assert code == 1 and "cannot connect to Ray at 127." in last and "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in last
     assert re.search(rf"Version mismatch: .* Ray: {ray} .* Ray: 1\.2\.3 ", last)
 
 

@@ -22,6 +22,7 @@ from polyak.train.seeds import label_seed, train_in_parallel
 from polyak.train.summary import seed_table
 from polyak.train.training import Training, finish, record_stop, resume_command
 from polyak.workers.learner_group import StoppedBeforeStart
+from polyak.workers.ray_workers import ClusterError
 
 # Message of a signal during the final evaluation, which exits at once.
 TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evaluate`"
@@ -107,8 +108,8 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
         for training in trainings:
             _print_advice(training)
         return code
-    # These messages are complete: environment or run, value or reason, and advice.
-    if not isinstance(error, InvalidValue | RunError):
+    # These messages are complete: environment, run or cluster, value or reason, and advice.
+    if not isinstance(error, InvalidValue | RunError | ClusterError):
         print_user_traceback(error)
     _print_resumption(trainings)
     return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 1)

@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from importlib import resources
-from types import ModuleType
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -149,20 +148,6 @@ class MissingFromClass:
         raise AttributeError(
             f"{owner.__name__!r} has no attribute {self._name!r}; use {CLASS_METHODS[self._name]}", name=self._name, obj=obj
         )
-
-
-class UncallableModule(ModuleType):
-    """A module whose errors name the function to call, and replacements of unknown names; set as its `__class__`."""
-
-    instead = ""
-
-    def __getattr__(self, name: str) -> Any:
-        """Raise an `AttributeError`."""
-        raise AttributeError(missing_from_module(self.__name__, name, vars(self)["__all__"]))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise a `TypeError`."""
-        raise TypeError(f"{self.__name__} is a module; use {self.instead}")
 
 
 def missing_from_module(module: str, name: str, known: Iterable[str]) -> str:

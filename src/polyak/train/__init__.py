@@ -1,8 +1,8 @@
 """Training, evaluation and data collection, independent of the algorithm."""
 
-import sys
+from typing import Any
 
-from polyak.core.suggestions import UncallableModule
+from polyak.core.suggestions import missing_from_module
 from polyak.loops.collect import collect
 from polyak.loops.evaluate import Evaluation, evaluate
 from polyak.loops.loop import LoopState, TrainingDiverged
@@ -37,8 +37,5 @@ __all__ = [
 ]
 
 
-class _Train(UncallableModule):
-    instead = "polyak.train.run(agent, env, env_steps=...)"
-
-
-sys.modules[__name__].__class__ = _Train
+def __getattr__(name: str) -> Any:
+    raise AttributeError(missing_from_module(__name__, name, __all__))

@@ -61,7 +61,7 @@ PRIVATE_SETTINGS = {
 
 
 class ClusterError(RuntimeError):
-    """No Ray cluster answers at an address."""
+    """No Ray cluster answers at an address, or it rejects this process."""
 
 
 def check_ray(address: str | None) -> None:
@@ -81,7 +81,8 @@ def connect(address: str) -> Any:
 
     Raises:
         ImportError: Ray is not installed.
-        RuntimeError: the cluster cannot be reached, has another version, or this process is already connected to Ray.
+        ClusterError: the cluster cannot be reached, wants a token, or has another version.
+        RuntimeError: this process is already connected to Ray.
     """
     check_ray(address)
     ray = _import_ray()
@@ -93,7 +94,8 @@ def connect(address: str) -> Any:
     except Exception as error:
         # Ray's message about other versions has several lines.
         reason = " ".join(str(error).split())
-        raise RuntimeError(f"train: cannot connect to Ray at {address}: {reason}") from error
+        token = "if the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+        raise ClusterError(f"train: cannot connect to Ray at {address}: {reason}; {token}") from error
     return ray
 
 
