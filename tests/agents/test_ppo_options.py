@@ -405,7 +405,7 @@ def looped():
         state = jax.jit(lambda agent: start_compiled(agent, env, KEY))(agent)
         for _ in range(3):
             state, _, _, metrics = body(agent, state)
-        ended[when] = state.agent, metrics
+        ended[when] = state.agent, metrics.unpack()
     return ended
 
 
