@@ -216,11 +216,6 @@ def check_same_types(env_id: str, part: str, before: Any, after: Any, *, weak: b
         raise TypeError(f"{env_id}: step() changes {change}")
 
 
-def leaf_names(tree: Any) -> list[str]:
-    """Return the paths of all leaves, such as `['obs'][0]`."""
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
 def describe_change(part: str, before: Any, after: Any, *, weak: bool = False) -> str:
     """Return the first difference between the trees, shapes and dtypes of two values; "" if there is none.
 
@@ -230,7 +225,8 @@ def describe_change(part: str, before: Any, after: Any, *, weak: bool = False) -
     """
     trees: Any = jax.tree.structure(before), jax.tree.structure(after)
     if trees[0] != trees[1]:
-        old_names, new_names = leaf_names(before), leaf_names(after)
+        leaves = map(jax.tree_util.tree_leaves_with_path, (before, after))
+        old_names, new_names = ([jax.tree_util.keystr(path) for path, _ in tree] for tree in leaves)
         changes = [f"{name} is gone" for name in old_names if name not in new_names]
         changes += [f"{name} is new" for name in new_names if name not in old_names]
         if changes:

@@ -64,8 +64,7 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
         width = columns
     outputs = spec.action.n if isinstance(spec.action, Discrete) else math.prod(bounds["low"].shape)
     got = {name: x.shape for name, x in arrays.items()}
-    dtypes = {name: (np.float32, x.dtype) for name, x in bounds.items()}
-    is_typed = all(x.dtype in dtypes.get(name, (np.float32,)) for name, x in arrays.items())
+    is_typed = all(x.dtype == np.float32 or (name in bounds and x.dtype == bounds[name].dtype) for name, x in arrays.items())
     if got != shapes or width != outputs or not is_typed:
         raise ValueError(
             f"its arrays are {str(got)[:300]}, expected {str(shapes)[:300]}, {outputs} columns at the end, all float32 "

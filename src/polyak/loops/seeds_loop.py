@@ -205,7 +205,7 @@ def _on_one_device(state: LoopState, mesh: Mesh | None) -> LoopState:
 @cached_per_env
 def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> tuple[Any, PackedMetrics]:
     """Return `run_chunk` for all seeds, jitted, which returns the iterations as one number per seed; and empty metrics."""
-    # Jitted, so that it is traced once, for all seeds and for those of one device.
+    # Jitted, so that it is traced once, both for all seeds and for the seeds of one device.
     step = jax.jit(partial(_iteration, env), inline=True)
 
     @partial(jax.jit, inline=True)

@@ -98,7 +98,9 @@ class Policy:
         x = np.asarray(obs).astype(np.float32).reshape(len(obs), -1) / np.float32(about["divide"])
         x = make_network(a, about["layers"], about["activation"])(x)
         if action_mask is None and self.has_mask:
-            raise ValueError("action_mask must be given, as the environment has action masks; pass that of the observations")
+            raise ValueError(
+                "action_mask must be given, as the environment has action masks; pass the mask of the observations"
+            )
         if action_mask is not None and about["action"] != "discrete":
             raise ValueError("action_mask must be None, for a Box has no mask")
         if action_mask is not None:
