@@ -3,8 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from polyak.core.lazy import lazy_attribute
-
 if TYPE_CHECKING:
     from polyak import envs as envs
     from polyak import importers as importers
@@ -104,8 +102,6 @@ _MODULES = {
 
 __all__ = sorted([*_PACKAGES, *(name for names in _MODULES.values() for name in names)])
 
-_attribute = lazy_attribute("polyak", _MODULES)
-
 
 def __getattr__(name: str) -> Any:
     # Modules are imported when they are used: `polyak --help` needs no JAX, a loaded policy no training stack.
@@ -115,7 +111,12 @@ def __getattr__(name: str) -> Any:
         return metadata.version("polyak")
     if name in _PACKAGES:
         return importlib.import_module(f"polyak.{name}")
-    return _attribute(name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"polyak.{module}"), name)
+    from polyak.core.suggestions import missing_from_module
+
+    raise AttributeError(missing_from_module("polyak", name, __all__))
 
 
 def __dir__() -> list[str]:
