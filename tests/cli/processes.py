@@ -71,6 +71,12 @@ def rows(run):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def metrics(run):
+    """All that a run has recorded, but for what its clock says."""
+    clocks = ("time/fps", "time/time_elapsed")
+    return [{name: value for name, value in row.items() if name not in clocks} for row in open_run(run).read_metrics()]
+
+
 def last_checkpoint(run):
     """The name of a run's newest checkpoint, and its arrays to the bit: segments are named by their content."""
     newest = max(path for path in (Path(run) / "checkpoints").iterdir() if path.name.isdigit())

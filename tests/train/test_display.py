@@ -1,4 +1,5 @@
 import io
+import os
 import re
 
 import pytest
@@ -34,6 +35,19 @@ def test_a_broken_pipe_silences_the_console_and_raises_nothing(monkeypatch):
     for _ in range(3):
         screen.print_line("a [b] c")
     assert screen.file.getvalue() == "a [b] c\n" and len(silenced) == 1
+
+
+@pytest.mark.parametrize("closes", [lambda file: file.close(), lambda file: os.close(file.fileno())], ids=["file", "descriptor"])
+def test_an_output_that_an_environment_closes_is_silent(closes, monkeypatch, tmp_path):
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr(module.sys, "stdout", out)
+        screen = Screen()
+        screen.print_line("begins")
+        closes(out)
+        for _ in range(2):
+            screen.print_line("a line")
+            screen.print_text("a text")
+    assert (tmp_path / "out").read_text() == "begins\n"
 
 
 def test_names_between_colons_are_no_emoji():

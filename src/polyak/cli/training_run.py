@@ -118,8 +118,8 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
 def _print_advice(training: Training) -> None:
     """Print the run directory of a diverged training, and advice."""
     if training.run is not None:
-        print(f"run: {training.run.directory}")
-    print(
+        Screen().print_line(f"run: {training.run.directory}")
+    Screen().print_line(
         "advice: for obs, reward or action, run polyak.envs.check_env on the environment; for any other quantity, use a "
         "smaller learning rate or smaller rewards"
     )
@@ -133,4 +133,4 @@ def _print_resumption(trainings: Sequence[Training]) -> None:
                 training.run.read_config()
                 is_saved = find(training.run.checkpoints)
                 where = "continue from the last checkpoint" if is_saved else "no checkpoint was saved; start again"
-                print(f"{where} with: {resume_command(training)}")
+                Screen().print_line(f"{where} with: {resume_command(training)}")

@@ -12,8 +12,9 @@ def is_broken_pipe(descriptor: int) -> bool:
 
 
 def discard_output(*descriptors: int) -> None:
-    """Redirect a stream without a reader to /dev/null, because writing would raise."""
+    """Redirect a stream without a reader, or a closed one, to /dev/null, because writing would raise."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     for descriptor in descriptors:
         os.dup2(devnull, descriptor)
-    os.close(devnull)
+    if devnull not in descriptors:  # a closed descriptor's number is free
+        os.close(devnull)

@@ -1,5 +1,6 @@
 """Shows the progress of training: a progress bar in a terminal, plain lines elsewhere."""
 
+import errno
 import sys
 import time
 from collections import deque
@@ -31,7 +32,7 @@ SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
 
 
 class Screen(Console):
-    """A console that prints nothing more after its pipe breaks (`| head`), so that training continues."""
+    """A console that prints nothing more after its pipe breaks (`| head`) or an environment closes it: training continues."""
 
     def on_broken_pipe(self) -> None:
         """Replace Rich's handler, which would exit the process."""
@@ -40,11 +41,22 @@ class Screen(Console):
 
     def print_line(self, line: str) -> None:
         """Print one line without markup, emoji such as `:snake:`, or wrapping, so that paths and commands stay in one piece."""
-        self.print(escape_control(line), highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self._print(line, soft_wrap=True)
 
     def print_text(self, text: str) -> None:
         """Print text without markup and emoji; a terminal wraps it between words."""
-        self.print(escape_control(text), highlight=False, soft_wrap=not self.is_terminal, markup=False, emoji=False)
+        self._print(text, soft_wrap=not self.is_terminal)
+
+    def _print(self, text: str, *, soft_wrap: bool) -> None:
+        try:
+            self.print(escape_control(text), highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False)
+        except (OSError, ValueError) as error:
+            if sys.stdout.closed:
+                self.quiet = True
+            elif isinstance(error, OSError) and error.errno == errno.EBADF:
+                self.on_broken_pipe()
+            else:
+                raise
 
 
 class Display:
