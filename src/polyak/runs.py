@@ -87,8 +87,8 @@ class RunConfig:
         action_scaling: how Box actions are mapped to the environment's bounds: `"clip"` or `"rescale"`.
         env_kwargs: keyword arguments of the environment; numbers and bools only.
         threads: number of XLA threads on a CPU, which affects the last bits of large matrix products; None is XLA's default.
-        own_env: the environment is user-defined, and must be passed again to resume or evaluate the run.
-        own_flags: the flags of `polyak train` that named the environment: `env` and `wrapper`, and the names of texts in
+        is_user_env: the environment is user-defined, and must be passed again to resume or evaluate the run.
+        user_flags: the flags of `polyak train` that named the environment: `env` and `wrapper`, and the names of texts in
             `env_kwargs`. Stored flags are compared with new flags; no stored name is imported.
         env_options: further arguments of `polyak.envs.make`.
         eval_every: env_steps between evaluations of the greedy policy during training; None for none.
@@ -123,8 +123,8 @@ class RunConfig:
     action_scaling: Literal["clip", "rescale"] = "clip"
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     threads: int | None = None
-    own_env: bool = False
-    own_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_user_env: bool = False
+    user_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     eval_every: int | None = None
     eval_episodes: int = 0
@@ -183,12 +183,12 @@ class RunConfig:
         if self.devices % self.learners:
             raise ValueError(f"run: learners={self.learners} must divide devices={self.devices}")
         check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
-        check_choice("run", "own_env", self.own_env, (False, True))
+        check_choice("run", "is_user_env", self.is_user_env, (False, True))
         check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))
         check_choice("run", "replay_on", self.replay_on, ("device", "host"))
         _check_env_kwargs(self.env_kwargs)
         _check_env_options(self.env_options)
-        _check_own_flags(self.own_flags)
+        _check_user_flags(self.user_flags)
 
     def episodes_at_end(self, unknown: int) -> int:
         """Return the number of episodes of the final evaluation; in runs of older versions, `eval_episodes` or `unknown`."""
@@ -266,15 +266,15 @@ def _check_env_options(options: Any) -> None:
             raise ValueError(f"run: env_options[{name!r}] must be plain data, got {value!r:.80}")
 
 
-def _check_own_flags(own_flags: Any) -> None:
+def _check_user_flags(user_flags: Any) -> None:
     """Check that the flags are printable names."""
-    if not isinstance(own_flags, Mapping):
-        raise TypeError(f"run: own_flags must be a mapping, got {own_flags!r:.80}")
-    for name, value in own_flags.items():
-        check_choice("run", "own_flags: a name", name, ("env", "wrapper", "env_kwargs"))
+    if not isinstance(user_flags, Mapping):
+        raise TypeError(f"run: user_flags must be a mapping, got {user_flags!r:.80}")
+    for name, value in user_flags.items():
+        check_choice("run", "user_flags: a name", name, ("env", "wrapper", "env_kwargs"))
         names = value if name == "env_kwargs" and isinstance(value, list) else [value]
         if not all(isinstance(part, str) and part.isprintable() for part in names):
-            raise ValueError(f"run: own_flags[{name!r}] must be printable names, got {value!r:.80}")
+            raise ValueError(f"run: user_flags[{name!r}] must be printable names, got {value!r:.80}")
 
 
 def algorithm_name(agent: Agent) -> str:

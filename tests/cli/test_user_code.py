@@ -188,7 +188,7 @@ def test_settings_of_an_own_environment_are_those_of_the_training(command):
 def test_runs_that_do_not_store_their_flags_can_be_evaluated(command):
     assert command(f"train {OWN} --run-dir run --env-steps 64", SHORT)[0] == 0
     path = Path("run/config.json")
-    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("own_flags", "sha256")}
+    config = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("user_flags", "sha256")}
     path.write_text(json.dumps(config | {"env_kwargs": {}}))
     code, _, err = command("evaluate run --episodes 2 --agent mine_of_me:make_agent")
     assert code == 2 and "with --env, --wrapper or a text in --env-kwargs, which a run does not store; give them again" in err

@@ -37,7 +37,9 @@ def test_a_broken_pipe_silences_the_console_and_raises_nothing(monkeypatch):
     assert screen.file.getvalue() == "a [b] c\n" and len(silenced) == 1
 
 
-@pytest.mark.parametrize("closes", [lambda file: file.close(), lambda file: os.close(file.fileno())], ids=["file", "descriptor"])
+@pytest.mark.parametrize(
+    "closes", [lambda file: file.close(), lambda file: os.close(file.fileno())], ids=["file", "descriptor"]
+)
 def test_an_output_that_an_environment_closes_is_silent(closes, monkeypatch, tmp_path):
     with open(tmp_path / "out", "w") as out:
         monkeypatch.setattr(module.sys, "stdout", out)

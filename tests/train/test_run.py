@@ -323,7 +323,7 @@ def test_an_environment_object_that_can_be_called_stays_open(directory):
 def test_settings_of_an_environment_in_numbers_of_numpy_are_stored(directory):
     env = polyak.envs.make("CartPole-v1", env_kwargs={"max_episode_steps": np.int64(9), "sutton_barto_reward": np.bool_(True)})
     with prepare(small(env), env, TrainSettings(env_steps=16, run_dir="run"), source=source_of(env)) as training:
-        assert not training.config.own_env
+        assert not training.config.is_user_env
     stored = read_config(open_run("run")).env_kwargs
     assert stored == {"max_episode_steps": 9, "sutton_barto_reward": True}
     env = polyak.envs.make("Pendulum-v1", env_kwargs={"g": np.float32(9.5)})
@@ -504,7 +504,7 @@ def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
     with pytest.warns(UserWarning, match="new episodes start"):
         result = polyak.resume("run", agent=agent, env=Pole, env_steps=200)
     assert result.progress.env_steps >= 200 and whole.progress.env_steps >= 200
-    assert read_config(open_run("run"), agent).own_env
+    assert read_config(open_run("run"), agent).is_user_env
 
 
 def test_a_run_with_parts_of_ones_own_is_continued_from_python(directory):

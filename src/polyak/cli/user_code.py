@@ -122,7 +122,7 @@ def store_user_flags(training: Training, flags: UserFlags) -> Training:
     """Store the flags that name the environment in the run directory, for `read_user_run`; returns the training."""
     if flags.stored and training.run is not None:
         numbers = {name: value for name, value in flags.kwargs.items() if not isinstance(value, str)}
-        changes: dict[str, Any] = {"own_flags": flags.stored, "env_kwargs": numbers}
+        changes: dict[str, Any] = {"user_flags": flags.stored, "env_kwargs": numbers}
         training.run.change_config(**changes)
         training = dataclasses.replace(training, config=dataclasses.replace(training.config, **changes))
     return training
@@ -134,7 +134,8 @@ def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: b
     Raises:
         UsageError: a flag is missing or has another value.
     """
-    if config.own_env and not config.own_flags and flags.env is None and flags.wrapper is None and flags.env_kwargs is None:
+    is_given = (flags.env, flags.wrapper, flags.env_kwargs) != (None, None, None)
+    if config.is_user_env and not config.user_flags and not is_given:
         # A run of an older version, which did not store the flags, or of `polyak.train.run`.
         raise UsageError(
             f"{run.directory}: was trained in {config.env} with --env, --wrapper or a text in --env-kwargs, which a run does "
@@ -143,7 +144,7 @@ def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: b
     given = {"env": flags.env, "wrapper": flags.wrapper, "env_kwargs": list(flags.kwargs)}
     words: dict[str, str] = {}
     missing: list[str] = []
-    for name, stored in config.own_flags.items():
+    for name, stored in config.user_flags.items():
         if isinstance(stored, str):
             words[name] = f"--{name} {stored}"
             if given[name] not in (None, stored):
@@ -152,7 +153,7 @@ def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: b
         else:
             words[name] = f"--env-kwargs {' '.join(f'{text}=...' for text in stored)}"
             missing += [] if set(stored) <= set(flags.kwargs) else [words[name]]
-    is_known = not config.own_env or bool(config.own_flags)
+    is_known = not config.is_user_env or bool(config.user_flags)
     further = [f"--{name} {value}" for name in ("env", "wrapper") if name not in words and (value := given[name]) is not None]
     if exact and is_known and further:
         raise UsageError(f"{run.directory}: was not trained with {' '.join(further)}; leave it out")

@@ -280,7 +280,7 @@ def prepare(
         action_scaling=env.spec.action_scaling,
         env_kwargs={} if stored is None else stored.options["env_kwargs"],
         threads=threads,
-        own_env=stored is None,
+        is_user_env=stored is None,
         env_options={} if stored is None else {n: v for n, v in stored.options.items() if n in ENV_OPTIONS},
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,

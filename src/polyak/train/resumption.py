@@ -127,7 +127,7 @@ def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) ->
     Raises:
         ValueError: the environment is user-defined and not given; or an existing environment is combined with workers.
     """
-    if env is None and config.own_env:
+    if env is None and config.is_user_env:
         raise ValueError(
             f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is a user-defined environment, which a run "
             "does not store; pass env=..., as in the training"

@@ -289,14 +289,14 @@ def resume_command(training: Training) -> str:
     assert training.run is not None, "only a run directory can be continued"
     directory, config, flags = str(training.run.directory), training.config, training.resume_flags
     if not flags:
-        own = {"env": config.own_env, "agent": _has_own_agent(training.run)}
-        if any(own.values()):
-            return f"polyak.resume({', '.join([repr(directory), *(f'{name}=...' for name in own if own[name])])})"
+        user = {"env": config.is_user_env, "agent": _has_user_agent(training.run)}
+        if any(user.values()):
+            return f"polyak.resume({', '.join([repr(directory), *(f'{name}=...' for name in user if user[name])])})"
     module = "" if "--env" in flags.split() else config.env.rpartition(":")[0]
     return " ".join(filter(None, ["polyak resume", shlex.quote(directory), flags, module and f"--import {module}"]))
 
 
-def _has_own_agent(run: Run) -> bool:
+def _has_user_agent(run: Run) -> bool:
     """Return True if the run's agent has a user-defined class or network, which the config only describes."""
     try:
         read_config(run)
