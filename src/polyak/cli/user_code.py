@@ -136,7 +136,7 @@ def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: b
     """
     is_given = (flags.env, flags.wrapper, flags.env_kwargs) != (None, None, None)
     if config.is_user_env and not config.user_flags and not is_given:
-        # A run of an older version, which did not store the flags, or of `polyak.train.run`.
+        # A run of `polyak.train.run`.
         raise UsageError(
             f"{run.directory}: was trained in {config.env} with --env, --wrapper or a text in --env-kwargs, which a run does "
             "not store; give them again"
