@@ -547,6 +547,18 @@ MUTATIONS = (
         ("envs/test_autoreset.py::test_every_row_resets_on_the_step_after_its_end_and_ignores_that_action",),
     ),
     Mutation(
+        "envs/reset_pool.py",
+        "jnp.cumsum(wanted, dtype=jnp.int32) - 1",
+        "jnp.zeros_like(wanted, jnp.int32)",
+        ("envs/test_autoreset.py::test_starts_differ_between_rows_and_between_resets",),
+    ),
+    Mutation(
+        "envs/reset_pool.py",
+        "return loop[0].ready + count <= size",
+        "return loop[0].ready + 2 * count <= size",
+        ("envs/test_autoreset.py::test_a_pool_draws_as_many_initial_states_as_are_taken",),
+    ),
+    Mutation(
         "envs/vector.py",
         "if self.mode is AutoresetMode.SAME_STEP and np.count_nonzero(is_last):",
         "if self.mode is AutoresetMode.DISABLED and np.count_nonzero(is_last):",

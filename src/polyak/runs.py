@@ -65,6 +65,7 @@ ENV_OPTIONS = (
     "drop_unsupported_obs",
     "action_mask_key",
     "info_metrics",
+    "reset_pool",
 )
 """Arguments of `polyak.envs.make` in `RunConfig.env_options`; none of them opens a file."""
 

@@ -78,9 +78,14 @@ def columns(time_steps):
     return np.concatenate([obs, reward[..., None], np.stack(flags, -1)], -1)
 
 
-def test_every_row_resets_on_the_step_after_its_end_and_ignores_that_action():
+# Without a pool, of which a state is drawn at a time, several, or more than there are environments.
+POOLS = pytest.mark.parametrize("pool", [None, 1, 3, 9])
+
+
+@POOLS
+def test_every_row_resets_on_the_step_after_its_end_and_ignores_that_action(pool):
     actions = np.random.default_rng(0).integers(0, 5, (23, 4)).astype(np.int32)
-    env = AutoReset(Script(), 4)
+    env = AutoReset(Script(), 4, reset_pool=pool)
     time_steps = run(env, jnp.asarray(actions), jax.random.split(jax.random.key(1), 23))
     np.testing.assert_array_equal(columns(time_steps), oracle((3, 1, 4, 2), actions))
     assert time_steps.reward.dtype == np.float32
@@ -95,15 +100,50 @@ def test_episodes_of_length_one_alternate_with_resets():
     assert time_steps.terminated[1, 2] and time_steps.truncated[1, 2]
 
 
-def test_starts_differ_between_rows_and_between_resets():
-    env = AutoReset(Script((1, 1, 1, 1), noisy=True), 4)
+@POOLS
+@pytest.mark.parametrize("lengths", [(1, 1, 1, 1), (3, 1, 4, 2), (5, 5, 5, 5)])
+def test_starts_differ_between_rows_and_between_resets(pool, lengths):
+    env = AutoReset(Script(lengths, noisy=True), 4, reset_pool=pool)
     time_steps = run(env, jnp.zeros((40, 4), jnp.int32), jax.random.split(jax.random.key(1), 40))
     starts = np.asarray(time_steps.obs[..., 1])[np.asarray(time_steps.first)]
-    assert len(np.unique(starts)) == starts.size == 21 * 4
+    assert len(np.unique(starts)) == starts.size == sum(1 + 40 // (length + 1) for length in lengths)
 
 
-def test_a_scan_and_single_compiled_steps_give_the_same_trajectories():
-    env, keys = AutoReset(CartPole(), 6), jax.random.split(jax.random.key(2), 40)
+@pytest.mark.parametrize("pool", [1, 3, 9])
+def test_a_pool_draws_as_many_initial_states_as_are_taken(pool):
+    drawn = []
+
+    class Counting(Script):
+        def reset(self, key, num_envs):
+            jax.debug.callback(lambda: drawn.append(num_envs))
+            return super().reset(key, num_envs)
+
+    env = AutoReset(Counting((3, 1, 4, 2)), 4, reset_pool=pool)
+    time_steps = jax.block_until_ready(run(env, jnp.zeros((41, 4), jnp.int32), jax.random.split(jax.random.key(1), 41)))
+    jax.effects_barrier()
+    resets = int(time_steps.first[1:].sum())
+    assert drawn[0] == 4 + 4 + pool and set(drawn[1:]) == {pool}
+    assert resets - pool < sum(drawn[1:]) <= resets
+
+
+def test_a_pool_under_vmap_is_one_after_the_other():
+    env, actions = AutoReset(Script((3, 1, 4, 2), noisy=True), 4, reset_pool=2), jnp.zeros((20, 4), jnp.int32)
+
+    def trajectory(key):
+        def body(state, key):
+            return env.step(state, actions[0], key)
+
+        return jax.lax.scan(body, env.init(key)[0], jax.random.split(key, 20))
+
+    keys = jax.random.split(jax.random.key(1), 3)
+    together = jax.jit(jax.vmap(trajectory))(keys)
+    for i, key in enumerate(keys):
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[i], b), together, jax.jit(trajectory)(key))  # noqa: B023
+
+
+@pytest.mark.parametrize("pool", [None, 3])
+def test_a_scan_and_single_compiled_steps_give_the_same_trajectories(pool):
+    env, keys = AutoReset(CartPole(), 6, reset_pool=pool), jax.random.split(jax.random.key(2), 40)
     actions = jax.random.randint(jax.random.key(3), (40, 6), 0, 2)
     scanned = jax.tree.map(np.asarray, run(env, actions, keys))
     step = jax.jit(lambda state, t: env.step(state, actions[t], keys[t]))
@@ -121,8 +161,9 @@ def test_vmap_over_keys_is_the_same_as_one_after_the_other():
         np.testing.assert_allclose(env.init(keys[i])[1].obs, together.obs[i], rtol=1e-6)
 
 
-def test_a_step_keeps_every_type_so_that_it_compiles_once():
-    env = AutoReset(Pendulum(), 3)
+@POOLS
+def test_a_step_keeps_every_type_so_that_it_compiles_once(pool):
+    env = AutoReset(Pendulum(), 3, reset_pool=pool)
     state, first = env.init(jax.random.key(0))
     after, time_step = jax.eval_shape(env.step, state, jnp.zeros((3, 1)), jax.random.key(0))
 
@@ -276,12 +317,13 @@ def test_rewards_of_any_kind_of_number_become_float32(reward):
     assert jax.typeof(after.reward) == jax.typeof(before.reward) and after.reward.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("name", ["num_envs", "reset_pool"])
 @pytest.mark.parametrize(
-    ("num_envs", "error", "says"), [(0, ValueError, "num_envs must be an integer >= 1, got 0"), (True, TypeError, "num_envs")]
+    ("number", "error", "says"), [(0, ValueError, " must be an integer >= 1, got 0"), (True, TypeError, "")]
 )
-def test_a_bad_number_of_environments_is_rejected(num_envs, error, says):
-    with pytest.raises(error, match=says):
-        AutoReset(CartPole(), num_envs)
+def test_bad_numbers_of_environments_and_states_are_rejected(name, number, error, says):
+    with pytest.raises(error, match=name + says):
+        AutoReset(CartPole(), **{name: number})
 
 
 COUNTED = Dict({"gear": Discrete(6, start=-3), "pair": MultiDiscrete((2, 3), (5, -1)), "x": Box([-1.0], [1.0])})

@@ -13,7 +13,8 @@ from polyak.loops.loop import run_env_key
 from polyak.networks.feedforward import MLP
 
 NUM_ENVS, NUM_STEPS = 4, 8
-ENV = AutoReset(CartPole(max_episode_steps=30), NUM_ENVS)
+# Initial states from a pool: what holds for a loop holds with it too.
+ENV = AutoReset(CartPole(max_episode_steps=30), NUM_ENVS, reset_pool=2)
 AGENT = PPO(
     ENV.spec,
     network=MLP((8,)),

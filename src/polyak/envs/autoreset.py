@@ -21,6 +21,7 @@ from polyak.core.space_check import (
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, TimeStep
+from polyak.envs.reset_pool import ResetPool
 
 # Rewards may be integers or bools too.
 REAL = (jnp.floating, jnp.integer, jnp.bool_)
@@ -59,31 +60,43 @@ class MaskedDynamics(Dynamics, Protocol):
 
 @struct
 class AutoResetState:
-    """The dynamics' state, and flags of environments that reset on the next step because their episode ended."""
+    """The dynamics' state, flags of environments that reset on the next step because their episode ended, and ready states."""
 
     dynamics: PyTree
     last: Any
+    pool: ResetPool | None = None
 
 
 @struct
 class AutoReset:
     """An `Env` of batched dynamics; the step after the end of an episode ignores the action and resets.
 
-    Every step computes initial states for all environments and selects with `where`, which is cheaper than a branch on an
-    accelerator and in a compiled loop on a CPU.
+    Every episode begins in an initial state of its own, drawn by `Dynamics.reset`.
+
+    Args:
+        dynamics: the dynamics.
+        num_envs: number of environments.
+        action_scaling: see `EnvSpec`.
+        reset_pool: None computes initial states of all environments in every step and selects with `where`, which costs least
+            where a reset is as cheap as a step. A number N keeps `num_envs + N` initial states ready, and draws N new ones
+            whenever N have been taken, so that a step costs no reset where no episode ends.
 
     Raises:
-        TypeError: `num_envs` is not an integer; `dynamics` has no `EnvSpec`; in `init` and `step`, an action or an
-            output has the wrong dtype.
-        ValueError: `num_envs` is not positive; `action_scaling` is unknown; in `init` and `step`, an array has the wrong shape.
+        TypeError: `num_envs` or `reset_pool` is not an integer; `dynamics` has no `EnvSpec`; in `init` and `step`, an action or
+            an output has the wrong dtype.
+        ValueError: `num_envs` or `reset_pool` is not positive; `action_scaling` is unknown; in `init` and `step`, an array has
+            the wrong shape.
     """
 
     dynamics: Dynamics | MaskedDynamics = static()
     num_envs: int = static(default=1)
     action_scaling: Literal["clip", "rescale"] = static(default="clip")
+    reset_pool: int | None = static(default=None)
 
     def __post_init__(self) -> None:
         check_integer("AutoReset", "num_envs", self.num_envs)
+        if self.reset_pool is not None:
+            check_integer("AutoReset", "reset_pool", self.reset_pool)
         if not isinstance(self.dynamics.spec, EnvSpec):
             raise TypeError(f"AutoReset: dynamics must be an object whose spec is an EnvSpec, got {describe(self.dynamics)}")
         _ = self.spec
@@ -96,12 +109,15 @@ class AutoReset:
 
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Start a new episode in every environment: the state, and `first` time steps."""
-        state = self.dynamics.reset(key, self.num_envs)
-        _check_batched(self.spec, state, self.num_envs)
+        ready = 0 if self.reset_pool is None else self.num_envs + self.reset_pool
+        states = self.dynamics.reset(key, self.num_envs + ready)
+        _check_batched(self.spec, states, self.num_envs + ready)
+        state = jax.tree.map(lambda leaf: leaf[: self.num_envs], states) if ready else states
+        pool = ResetPool.full(jax.tree.map(lambda leaf: leaf[self.num_envs :], states)) if ready else None
         obs = self._observe(state)
         no = jnp.zeros(self.num_envs, bool)
         time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state))
-        return AutoResetState(state, no), time_step
+        return AutoResetState(state, no, pool), time_step
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Step every environment; environments whose last time step was `last` reset instead."""
@@ -111,13 +127,31 @@ class AutoReset:
         result = self.dynamics.step(state.dynamics, spec.native_action(action), jax.random.fold_in(key, 1))
         _check_step(spec, state.dynamics, result, self.num_envs)
         after, reward, terminated, truncated = result
-        fresh = self.dynamics.reset(key, self.num_envs)
         first = state.last
-        after = jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, after)
+        after, pool = self._reset(after, state.pool, first, key)
         terminated, truncated = terminated & ~first, truncated & ~first
         reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
         time_step = TimeStep(self._observe(after), reward, terminated, truncated, first, self._action_mask(after))
-        return AutoResetState(after, terminated | truncated), time_step
+        return AutoResetState(after, terminated | truncated, pool), time_step
+
+    def _reset(self, state: PyTree, pool: ResetPool | None, first: Any, key: PRNGKeyArray) -> tuple[PyTree, ResetPool | None]:
+        """Return the states, of which those of `first` environments are initial states, and the pool without these."""
+
+        def select(fresh: PyTree, state: PyTree, first: Any) -> PyTree:
+            return jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, state)
+
+        if pool is None or self.reset_pool is None:
+            return select(self.dynamics.reset(key, self.num_envs), state, first), None
+        count = self.reset_pool
+
+        def start(loop: PyTree) -> PyTree:
+            state, pool, first = loop
+            fresh, pool = pool.take(first)
+            return select(fresh, state, first), pool.refill(self.dynamics.reset, key, count), jnp.zeros_like(first)
+
+        # A loop of one turn or none: under `vmap`, over seeds, `cond` would compute both branches in every step.
+        state, pool, _ = jax.lax.while_loop(lambda loop: loop[2].any(), start, (state, pool, first))
+        return state, pool
 
     def _observe(self, state: PyTree) -> PyTree:
         obs = self.dynamics.observe(state)

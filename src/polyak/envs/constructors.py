@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
@@ -28,6 +29,12 @@ MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
 MAX_PROCESSES = 2**10
 
+COSTLY_RESETS = ("brax/", "jumanji/")
+"""Prefixes of environments whose reset costs more than a step."""
+
+ENVS_PER_DRAWN_STATE = 8
+"""Number of environments for each initial state that is drawn at a time."""
+
 
 class MakeOptions(TypedDict, total=False):
     """The keyword arguments of `make`."""
@@ -42,6 +49,7 @@ class MakeOptions(TypedDict, total=False):
     action_mask_key: str | None
     info_metrics: Sequence[str]
     env_kwargs: Mapping[str, Any] | None
+    reset_pool: Literal["auto"] | int | None
     import_modules: bool
 
 
@@ -68,6 +76,7 @@ def make(
     action_mask_key: str | None = None,
     info_metrics: Sequence[str] = (),
     env_kwargs: Mapping[str, Any] | None = None,
+    reset_pool: Literal["auto"] | int | None = "auto",
     import_modules: bool = True,
 ) -> Env | HostEnv:
     """Create a batch of environments.
@@ -91,6 +100,9 @@ def make(
         info_metrics: names of numbers in the `info` of a Gymnasium environment, whose means become the metrics `env/NAME`.
         env_kwargs: arguments of the environment's constructor, if `id` is a name; NumPy numbers become Python numbers. For
             `ALE/`, the arguments are the fields of `envs.atari.Atari`.
+        reset_pool: how an environment in JAX draws the initial states of its episodes, which are all different: a number draws
+            so many whenever so many have been used, `None` draws one for every environment in every step; see `AutoReset`.
+            `"auto"` is an eighth of `num_envs` for Brax and Jumanji, and `None` for others, whose resets are cheap.
         import_modules: allow `"module:Name-v0"` to import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
@@ -114,27 +126,38 @@ def make(
     arguments: dict[str, Any] = {"action_scaling": action_scaling, "vectorization": vectorization, "timeout": timeout}
     arguments |= {"nonfinite": nonfinite, "out_of_bounds": out_of_bounds, "drop_unsupported_obs": drop_unsupported_obs}
     arguments |= {"action_mask_key": action_mask_key, "env_kwargs": settings}
-    arguments["info_metrics"] = check_info_metrics(info_metrics)
+    arguments |= {"info_metrics": check_info_metrics(info_metrics), "reset_pool": reset_pool}
+    _check_options(id, arguments, is_jax=is_jax)
     if is_jax:
-        _check_host_only(id, arguments)
         dynamics = _dynamics_by_name(id, settings) if isinstance(id, str) else _dynamics_of_object(id, settings)
-        return AutoReset(dynamics, num_envs, action_scaling)
+        return AutoReset(dynamics, num_envs, action_scaling, _reset_pool(reset_pool, dynamics, num_envs))
     from polyak.envs.env_options import EnvOptions
-    from polyak.envs.gymnasium import GymnasiumEnv
 
     env_options = EnvOptions(drop_unsupported_obs, action_mask_key, arguments["info_metrics"])
-    options = BatchOptions(num_envs, vectorization, timeout, env_options)
+    return _make_on_host(id, BatchOptions(num_envs, vectorization, timeout, env_options), arguments, import_modules)
+
+
+def _make_on_host(id: Any, options: BatchOptions, arguments: Mapping[str, Any], import_modules: bool) -> HostEnv:
+    """Create a batch of Gymnasium environments; `arguments` are those of `make` but for `num_envs` and `import_modules`."""
+    from polyak.envs.gymnasium import GymnasiumEnv
+
     source = EnvSource(id, arguments) if can_make_again(id) else None
-    name, batch = named_batch(id, options, settings, import_modules)
+    name, batch = named_batch(id, options, arguments["env_kwargs"], import_modules)
+    checks = {option: arguments[option] for option in ("action_scaling", "nonfinite", "out_of_bounds")}
     try:
-        return GymnasiumEnv(
-            batch, name, action_scaling=action_scaling, nonfinite=nonfinite, out_of_bounds=out_of_bounds, source=source
-        )
+        return GymnasiumEnv(batch, name, source=source, **checks)
     except BaseException:
         # End the worker processes; the first error is raised.
         with contextlib.suppress(Exception):
             batch.close()
         raise
+
+
+def _reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynamics, num_envs: int) -> int | None:
+    """Return the number of initial states that are drawn at a time, or None for no pool."""
+    if reset_pool != "auto":
+        return reset_pool
+    return math.ceil(num_envs / ENVS_PER_DRAWN_STATE) if str(dynamics.spec.id).startswith(COSTLY_RESETS) else None
 
 
 def _check_not_made(id: Any) -> None:
@@ -150,16 +173,18 @@ def _check_not_made(id: Any) -> None:
         raise TypeError(f"make: id is already an environment created by make ({id.spec.id}); use it directly")
 
 
-def _check_host_only(env: Any, arguments: Mapping[str, Any]) -> None:
-    """Check that arguments of `make` for host environments have their default values.
+def _check_options(env: Any, arguments: Mapping[str, Any], *, is_jax: bool) -> None:
+    """Check that arguments of `make` for environments of the other kind, in JAX or not, have their default values.
 
     Raises:
         ValueError: an argument has another value; the message has its name and value.
     """
     defaults = inspect.signature(make).parameters
+    other = "Gymnasium environments" if is_jax else "environments in JAX"
     for name, value in arguments.items():
-        if name not in ("action_scaling", "env_kwargs") and value != defaults[name].default:
-            raise ValueError(f"make: {name} is for Gymnasium environments and must be left out for {env}, got {value!r}")
+        is_of_other = name not in ("action_scaling", "env_kwargs", "reset_pool") if is_jax else name == "reset_pool"
+        if is_of_other and value != defaults[name].default:
+            raise ValueError(f"make: {name} is for {other} and must be left out for {env}, got {value!r}")
 
 
 def is_in_jax(env: Any) -> bool:

@@ -44,6 +44,7 @@ def source_of(env: Env | HostEnv) -> EnvSource | None:
             return None
         settings = {field.name: getattr(dynamics, field.name) for field in dataclasses.fields(dynamics) if field.init}
         changed = {key: value for key, value in settings.items() if value != getattr(DYNAMICS[name[4:]](), key)}
-        return EnvSource(name, {"action_scaling": env.action_scaling, "env_kwargs": changed})
+        options = {"action_scaling": env.action_scaling, "env_kwargs": changed}
+        return EnvSource(name, options if env.reset_pool is None else options | {"reset_pool": env.reset_pool})
     source = getattr(env, "source", None)
     return source if isinstance(source, EnvSource) else None
