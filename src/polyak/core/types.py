@@ -483,6 +483,23 @@ class HostEnv(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EndedEpisodes:
+    """The episodes that ended in one iteration.
+
+    Attributes:
+        count: number of episodes.
+        returns: sum of their returns.
+        lengths: sum of their lengths.
+        info: number and sum of the values of `info` by tag; see `HostEnv`.
+    """
+
+    count: int
+    returns: float
+    lengths: int
+    info: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
 @short_repr("env_steps", "target_env_steps", "iteration", "seconds", "compile_seconds", "fps")
 @dataclass(frozen=True, repr=False)
 class Progress:
@@ -499,6 +516,7 @@ class Progress:
         histograms: histograms of the last update by tag, if the agent computes them.
         nondeterminism: why a resumed run may differ from an uninterrupted one: Python policies not known to be deterministic.
         eval_every: env_steps between evaluations of `train.run`; None without evaluations.
+        episodes: the newest iterations with about the last 100 episodes, for the means of a resumed run.
     """
 
     env_steps: int
@@ -511,6 +529,7 @@ class Progress:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     nondeterminism: tuple[str, ...] = ()
     eval_every: int | None = None
+    episodes: tuple[EndedEpisodes, ...] = ()
 
 
 Callback: TypeAlias = Callable[[Progress, dict[str, float], PyTree], object]

@@ -13,7 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 from polyak.core.checks import check_same_types
 from polyak.core.policy_faults import ExceptionRelay, has_error_flags
 from polyak.core.suggestions import suggest_arguments
-from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, Rollout, State, TimeStep
+from polyak.core.types import Agent, Callback, EndedEpisodes, Env, Metrics, PyTree, Rollout, State, TimeStep
 from polyak.loops.episodes import WINDOW, EpisodeTotals
 from polyak.loops.loop import (
     ENVS,
@@ -61,6 +61,7 @@ def compiled(
     resume_from: LoopState | None = None,
     donate: bool = False,
     env_steps_done: int = 0,
+    episodes_done: Sequence[EndedEpisodes] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult[State]:
     """Train in a JAX environment until `env_steps` valid transitions are done.
@@ -81,6 +82,7 @@ def compiled(
         devices: number of host devices or accelerators, in all processes, over which the environments are split.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
+        episodes_done: the last episodes of the stopped run, `Progress.episodes`, which the means of episodes go on from.
         should_stop: called between chunks, about twice a second; True ends training after a last report.
 
     Raises:
@@ -98,7 +100,7 @@ def compiled(
     if spans_processes(mesh) and (relay.active or has_error_flags(state.carry)):
         raise ValueError("train: a policy in Python, or a script, acts in one process only; train without other learners")
     callbacks = callbacks if is_first_process(mesh) else ()
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.nondeterminism)
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), None, relay.nondeterminism, episodes_done)
     with reporter.compiling():
         program, metrics = _program(env, mesh, shape_of(agent, state))
         chunk = program.lower(agent, state, metrics, 1, 1).compile()

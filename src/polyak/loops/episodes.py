@@ -1,7 +1,8 @@
 """Episode returns and lengths, computed from time steps equally in every loop, and means of values from `info`."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.tags import RETURN, SUCCESS
-from polyak.core.types import EpisodeRecord, TimeStep
+from polyak.core.types import EndedEpisodes, EpisodeRecord, TimeStep
 from polyak.core.warn import warn
 
 WINDOW = 100
@@ -105,8 +106,13 @@ def _zero_where(first: Bool[Array, " B"], episodes: Episodes) -> Episodes:
 class InfoSums:
     """Counts and sums, by tag, of the values that an environment reports in `info`; see `HostEnv`."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[int, float]] = {}
+    def __init__(self, sums: Mapping[str, tuple[int, float]] = MappingProxyType({})) -> None:
+        self._sums = dict(sums)
+
+    @property
+    def sums(self) -> dict[str, tuple[int, float]]:
+        """The number and the sum of each tag's values."""
+        return dict(self._sums)
 
     def add(self, info: Mapping[str, npt.NDArray[np.float64]]) -> None:
         """Add the values of one time step; NaN means no value."""
@@ -150,32 +156,38 @@ class EpisodeStatistics:
     and `rollout/ep_agent_rew_mean` the mean return from the rewards that the agent sees, which a wrapper may have changed.
     """
 
-    def __init__(self) -> None:
-        self._finished: deque[tuple[int, float, int, InfoSums]] = deque()
+    def __init__(self, episodes: Sequence[EndedEpisodes] = ()) -> None:
+        self._ended = deque(episodes)
         self._since_report = InfoSums()
+
+    @property
+    def episodes(self) -> tuple[EndedEpisodes, ...]:
+        """The iterations with about the last 100 episodes."""
+        return tuple(self._ended)
 
     def add(self, finished: EpisodeTotals, info: InfoSums | None = None) -> None:
         """Add the completed episodes of iterations and the sums of `info`; drop episodes older than the last 100."""
         info = InfoSums() if info is None else info
         self._since_report.merge(info)
-        totals = (np.ravel(x).tolist() for x in (finished.count, finished.returns, finished.lengths))
-        self._finished += [(count, *sums, info) for count, *sums in zip(*totals, strict=True) if count]
-        while self._finished and sum(entry[0] for entry in self._finished) - self._finished[0][0] >= WINDOW:
-            self._finished.popleft()
+        counts, returns, lengths = (np.ravel(x).tolist() for x in (finished.count, finished.returns, finished.lengths))
+        totals = zip(counts, returns, lengths, strict=True)
+        self._ended += [EndedEpisodes(count, total, length, info.sums) for count, total, length in totals if count]
+        while self._ended and sum(entry.count for entry in self._ended) - self._ended[0].count >= WINDOW:
+            self._ended.popleft()
 
     def metrics(self) -> dict[str, float]:
         """Return the means by tag, without episode metrics before the first episode has ended; resets the means of `info`."""
         metrics = {tag: mean for tag, mean in self._since_report.means().items() if tag not in (RETURN, SUCCESS)}
         self._since_report = InfoSums()
-        count = sum(entry[0] for entry in self._finished)
+        count = sum(entry.count for entry in self._ended)
         if not count:
             return metrics
         episodes = InfoSums()
-        for *_, info in self._finished:
-            episodes.merge(info)
+        for entry in self._ended:
+            episodes.merge(InfoSums(entry.info))
         reported = episodes.means()
-        mean_return = sum(entry[1] for entry in self._finished) / count
-        metrics |= {RETURN: mean_return, LENGTH: sum(entry[2] for entry in self._finished) / count}
+        mean_return = sum(entry.returns for entry in self._ended) / count
+        metrics |= {RETURN: mean_return, LENGTH: sum(entry.lengths for entry in self._ended) / count}
         if has_all_returns(episodes.count(RETURN), count):
             metrics |= {RETURN: reported[RETURN], AGENT_RETURN: mean_return}
         if SUCCESS in reported:

@@ -15,6 +15,7 @@ from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import (
     Agent,
     Callback,
+    EndedEpisodes,
     Env,
     HostEnv,
     Mean,
@@ -73,6 +74,7 @@ def host(
     resume_from: LoopState | None = None,
     donate: bool = False,
     env_steps_done: int = 0,
+    episodes_done: Sequence[EndedEpisodes] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult[State]:
     """Train in an environment outside JAX until `env_steps` valid transitions are done.
@@ -91,6 +93,7 @@ def host(
             each update gets its batches, so that new priorities take effect at the next update.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
+        episodes_done: the last episodes of the stopped run, `Progress.episodes`, which the means of episodes go on from.
         should_stop: called after every update, and at every step of rollouts that take more than a second; True ends training
             after a last report. A slow rollout is discarded, and the environment is restored to the start of the rollout if the
             environment supports snapshots.
@@ -111,7 +114,7 @@ def host(
     replay, state = _place(agent, mesh, replay_on, env.num_envs, partial(first_state, agent, mesh, resume_from, donate, begin))
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reasons = (*relay.nondeterminism, *(hosted.nondeterminism if isinstance(hosted, MakesRollouts) else ()))
-    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons)
+    reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons, episodes_done)
     settings, (leaves, structure) = _settings_on_device(agent, mesh), jax.tree.flatten(state)
     with reporter.compiling():
         rollouts, actors = _make_rollouts(agent, hosted, state, mesh, settings, should_stop)

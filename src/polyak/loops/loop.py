@@ -23,6 +23,7 @@ from polyak.core.struct import struct
 from polyak.core.types import (
     Agent,
     Callback,
+    EndedEpisodes,
     Env,
     Histogram,
     HostEnv,
@@ -357,9 +358,10 @@ class Reporter:
         iteration: int,
         env: HostEnv | None,
         nondeterminism: tuple[str, ...] = (),
+        episodes: Sequence[EndedEpisodes] = (),
     ) -> None:
         self._agent, self._target, self._env, self._nondeterminism = agent, target, env, nondeterminism
-        self._statistics = EpisodeStatistics()
+        self._statistics = EpisodeStatistics(episodes)
         self._initial_env_steps = env_steps
         self._training_seconds = self._next_diagnosis = 0.0
         self.compile_seconds = 0.0
@@ -406,6 +408,7 @@ class Reporter:
             self._env,
             self._histograms,
             self._nondeterminism,
+            episodes=self._statistics.episodes,
         )
 
     def is_due(self, metrics: Callable[[], Mapping[str, Any]], env_steps: int) -> bool:

@@ -1,14 +1,16 @@
 """Saves the loop's state and counters as a checkpoint of a run, and reads the counters back with checks."""
 
+import dataclasses
 import hashlib
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from polyak.core.types import HasReplay, Progress, PyTree
+from polyak.core.types import EndedEpisodes, HasReplay, Progress, PyTree
 from polyak.storage.checkpoint import CheckpointError, Restored, save
 from polyak.storage.json import EXACT_INT
 from polyak.storage.run_directory import CONFIG, Run
@@ -23,12 +25,14 @@ class SavedProgress:
 
     Attributes:
         env_steps: environment steps done.
+        episodes: the last episodes before the checkpoint.
         env: the host environment's snapshot, or None.
         resume: `"bit-exact"`, or why a resumed run is not bit-exact.
         changed_settings: settings of the run's config.json that differ from the checkpoint's settings.
     """
 
     env_steps: int
+    episodes: tuple[EndedEpisodes, ...]
     env: dict[str, Any] | None
     resume: str
     changed_settings: tuple[str, ...]
@@ -106,6 +110,7 @@ def save_state(
             "seconds": progress.seconds,
             "compile_seconds": progress.compile_seconds,
         },
+        "episodes": [dataclasses.astuple(entry) for entry in progress.episodes],
         "env": snapshot,
         "has_env_state": snapshot is not None,
         "resume": _describe_resume(progress, snapshot, is_complete=replay is None or save_replay),
@@ -144,11 +149,27 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
         "meta.resume must be printable text": isinstance(resume, str) and resume.isprintable(),
         "meta.config must be a dict of texts": _is_dict_of_text(settings),
     }
+    malformed = f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed"
     for message, holds in wanted.items():
         if not holds:
-            raise CheckpointError(f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed: {message}")
+            raise CheckpointError(f"{malformed}: {message}")
+    try:
+        episodes = tuple(_ended_episodes(entry) for entry in meta["episodes"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{malformed}: meta.episodes must be counts and sums of ended episodes") from error
     changed = _changes(meta["config"], settings_by_path(run.read_config(verify=False)))
-    return SavedProgress(restored.step, env, str(resume), changed)
+    return SavedProgress(restored.step, episodes, env, str(resume), changed)
+
+
+def _ended_episodes(entry: Any) -> EndedEpisodes:
+    """Return the episodes of `dataclasses.astuple`.
+
+    Raises:
+        AttributeError, TypeError, ValueError: the data has another form.
+    """
+    count, returns, lengths, info = entry
+    sums = {tag: (operator.index(number), float(total)) for tag, (number, total) in info.items()}
+    return EndedEpisodes(operator.index(count), float(returns), operator.index(lengths), sums)
 
 
 def check_unchanged_settings(run: Run, saved: SavedProgress) -> None:

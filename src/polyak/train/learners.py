@@ -31,7 +31,7 @@ from polyak.loops.processes import from_first_process
 from polyak.loops.replay_memory import with_new_replay
 from polyak.runs import RunConfig, restore_policy
 from polyak.storage.checkpoint import restore, steps
-from polyak.storage.progress import replay_path
+from polyak.storage.progress import read_progress, replay_path
 from polyak.storage.run_directory import Run, RunError, open_for_parent
 from polyak.storage.writers import with_time
 from polyak.train.devices import start_jax
@@ -242,7 +242,7 @@ def run_learner(
     done = from_first_process(np.array([start.env_steps, start.state is not None], np.int64), np.zeros(2, np.int64))
     if done[1]:
         state = from_first_process(start.state, _shape(config, env, key))
-        start = Start(state, int(done[0]), is_own=True)
+        start = Start(state, int(done[0]), start.episodes, is_own=True)
     training = Training(config, env, key, start, run, on_evaluation=note)
     result = train_here(training, Screen(quiet=is_quiet or rank > 0), (), should_stop)
     progress = dataclasses.replace(result.progress, histograms={})
@@ -257,7 +257,7 @@ def _restore(run: Run, config: RunConfig, env: Env, key: PRNGKeyArray, step: int
     state: LoopState = restored.tree
     if not restored.is_complete:
         state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
-    return Start(state, restored.step, is_own=True)
+    return Start(state, restored.step, read_progress(run, restored).episodes, is_own=True)
 
 
 def _shape(config: RunConfig, env: Env, key: PRNGKeyArray) -> Any:

@@ -308,7 +308,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
         state = with_new_episodes(env, state, ((config.seed or 0) + saved.env_steps) % 2**31)
     if consequences:
         warn(f"{saved.resume}; {' and '.join(consequences)}")
-    return Start(state, saved.env_steps, is_own=True)
+    return Start(state, saved.env_steps, saved.episodes, is_own=True)
 
 
 def loop_shape(config: RunConfig, env: Env | HostEnv) -> LoopState:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from polyak.core.types import Callback, Env, HostEnv, Progress, PyTree
+from polyak.core.types import Callback, EndedEpisodes, Env, HostEnv, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
@@ -42,11 +42,13 @@ class Start:
     Attributes:
         state: the loop's state, or None for the beginning.
         env_steps: env_steps of the state.
+        episodes: the last episodes before the state.
         is_own: no other code uses the state, so the loop need not copy it.
     """
 
     state: LoopState | None = None
     env_steps: int = 0
+    episodes: tuple[EndedEpisodes, ...] = ()
     is_own: bool = False
 
 
@@ -138,6 +140,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             resume_from=start.state,
             donate=start.is_own,
             env_steps_done=start.env_steps,
+            episodes_done=start.episodes,
             should_stop=should_stop,
         )
         snapshot = save_last(training, trained)

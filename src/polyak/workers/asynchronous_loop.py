@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.copies.receive import Push
-from polyak.core.types import Agent, Callback, Metrics, PyTree, Rollout, TimeStep, copy_buffers
+from polyak.core.types import Agent, Callback, EndedEpisodes, Metrics, PyTree, Rollout, TimeStep, copy_buffers
 from polyak.loops.episodes import Episodes, EpisodeTotals, InfoSums
 from polyak.loops.host_loop import start_host
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, check_match, first_state
@@ -73,6 +73,7 @@ def train_asynchronously(
     resume_from: LoopState | None = None,
     donate: bool = False,
     env_steps_done: int = 0,
+    episodes_done: Sequence[EndedEpisodes] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainResult:
     """Train until the workers' gradients cover `env_steps` valid transitions.
@@ -91,6 +92,7 @@ def train_asynchronously(
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays. If each worker has its own optimizer,
             all of these optimizers start from the optimizer state of this argument.
         env_steps_done: env_steps that the stopped run had completed.
+        episodes_done: the last episodes of the stopped run, `Progress.episodes`, which the means of episodes go on from.
         should_stop: called while waiting for workers; True ends the training.
 
     Raises:
@@ -105,7 +107,7 @@ def train_asynchronously(
     agent.check(envs.num_envs // envs.num_workers)
     loop_state = first_state(agent, None, resume_from, donate, lambda: start_host(agent, envs, key), num_envs=envs.num_envs)
     state, senders = halves.share(loop_state.agent, envs.num_workers, shared_optimizer=options.shared_optimizer)
-    reporter = Reporter(agent, target, env_steps_done, int(loop_state.iteration), envs, NONDETERMINISM)
+    reporter = Reporter(agent, target, env_steps_done, int(loop_state.iteration), envs, NONDETERMINISM, episodes_done)
     with reporter.compiling():
         pushes = _Pushes(agent, envs.group, state, loop_state)
         receive = jax.jit(
