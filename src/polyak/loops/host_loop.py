@@ -105,9 +105,7 @@ def host(
     target = Target(env_steps, report_every)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
-    if spans_processes(mesh):
-        raise ValueError("loops.host: several processes train together in the compiled loop only, in environments in JAX")
-    _check_resumable(env, resume_from)
+    _check_start(env, resume_from, mesh)
     check_replay_on(agent, "host", devices, replay_on)
     hosted = as_host_env(env, key)
     begin = partial(start_host, agent, hosted, key)
@@ -172,7 +170,10 @@ def _make_rollouts(
     return LocalRollouts(env, actors, state, agent.num_steps, should_stop), actors
 
 
-def _check_resumable(env: HostEnv | Env, resume_from: LoopState | None) -> None:
+def _check_start(env: HostEnv | Env, resume_from: LoopState | None, mesh: Mesh | None) -> None:
+    """Check that one process trains, from the beginning or with an environment that has a state."""
+    if spans_processes(mesh):
+        raise ValueError("loops.host: several processes train together in the compiled loop only, in environments in JAX")
     if resume_from is not None and not isinstance(env, HostEnv):
         raise ValueError(
             "train: resume_from holds no environment state in the host loop; wrap the JAX environment with JaxEnvOnHost, call "

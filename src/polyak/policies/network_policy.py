@@ -13,7 +13,6 @@ from polyak.ops.distributions import Deterministic, Distribution, broadcast_para
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return_step
-from polyak.policies.numpy_network import MAX_PREDICT_PRODUCTS, max_batch_size, numpy_mode
 from polyak.policies.predict import Mode, NumPyMethods, PolicyWithSpec
 from polyak.policies.wrapper import PolicyWrapper, check_policy, draw_for_new_episodes, inner_predict
 
@@ -88,6 +87,9 @@ class NetworkPolicy(NumPyMethods):
 
         A derived class may act otherwise.
         """
+        # Lazy, as training in compiled programs does not act in NumPy.
+        from polyak.policies.numpy_network import MAX_PREDICT_PRODUCTS, max_batch_size, numpy_mode
+
         most = max_batch_size(self.network, self.spec, MAX_PREDICT_PRODUCTS) if type(self) is NetworkPolicy else 0
         if not most:
             return None
