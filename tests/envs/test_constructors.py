@@ -379,7 +379,7 @@ def test_a_registered_environment_of_the_users_own_is_found_by_name():
 
 def test_all_names_are_listed():
     names = envs.names()
-    assert set(names) == {"jax", "gymnax", "brax", "jumanji", "atari", "gymnasium"}
+    assert set(names) == {"jax", "gymnax", "brax", "jumanji", "playground", "atari", "gymnasium"}
     assert {"ALE/Breakout-v5", "ALE/Pong-v5"} <= set(names["atari"]) and len(names["atari"]) > 100
     assert not [name for name in names["gymnasium"] if "Breakout" in name]
     assert names["jax"] == ["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0"]

@@ -320,6 +320,7 @@ def _suspicions(node, modules):
 # The names are constants, keys of a table in the source, or typed by the user; none is read from a file.
 ALLOWED = {
     "envs/host_batches.py": {"import_module"},
+    "envs/constructors.py": {"import_module"},  # of `polyak.dynamics`, by the names of a table
     "envs/available.py": {"find_spec"},
     "dynamics/names.py": {"find_spec"},
     # An unpickler that accepts tensors only, and `genops`, which reads a pickle's opcodes and runs none of them;

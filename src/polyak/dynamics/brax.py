@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from polyak.core.checks import check_integer
-from polyak.core.spaces import Box, Dict, EnvSpec, Space
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
+from polyak.core.spaces import Box, EnvSpec
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
 from polyak.dynamics.names import brax_names, check_name
 
 EPISODE_LENGTH = 1000
@@ -65,12 +65,5 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
 
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
-    spec = EnvSpec(_obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
+    spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
     return ForeignDynamics(env, None, spec, reset_one, step_one)
-
-
-def _obs_space(example: Any) -> Space:
-    if isinstance(example, jax.ShapeDtypeStruct):
-        infinity = np.full(example.shape, np.inf)
-        return Box(-infinity, infinity)
-    return Dict({key: _obs_space(part) for key, part in example.items()})

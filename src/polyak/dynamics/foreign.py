@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.printing import short_repr
-from polyak.core.spaces import EnvSpec, map_space
+from polyak.core.spaces import Box, Dict, EnvSpec, Space, map_space
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
 from polyak.core.warn import add_note
@@ -96,6 +97,14 @@ def own_promotion(id: str) -> Iterator[None]:
     except Exception as error:
         add_note(error, f"{id}: raised in the code of {id.partition('/')[0]}")
         raise
+
+
+def obs_space(example: Any) -> Space:
+    """The unbounded space of observations like `example`, an array or a dict of arrays."""
+    if isinstance(example, jax.ShapeDtypeStruct):
+        infinity = np.full(example.shape, np.inf)
+        return Box(-infinity, infinity)
+    return Dict({key: obs_space(part) for key, part in example.items()})
 
 
 def raw_key(key: PRNGKeyArray) -> Array:

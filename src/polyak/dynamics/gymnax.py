@@ -34,17 +34,18 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         fields = gymnax.make(name)[1].__dataclass_fields__
         env, params = gymnax.make(name, **{k: v for k, v in settings.items() if k not in fields})
         params = params.replace(**{k: v for k, v in settings.items() if k in fields})
-    return dynamics_of(env, params, f"gymnax/{name}")
+    return dynamics_of(env, f"gymnax/{name}", params)
 
 
-def dynamics_of(env: Any, params: Any, id: str) -> ForeignDynamics:
-    """The dynamics of an environment of `gymnax.make` with its parameters.
+def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
+    """The dynamics of an environment of `gymnax.make` with its parameters; None for the environment's default parameters.
 
     Since gymnax 1.0 `step_env` returns whether the state is terminal, and `is_truncated` tells the time limit. Before, it
     returns `done` for both: every step is computed with the limit and without (XLA removes what both share); done without it
     is `terminated`, done only with it `truncated`. An environment that by design ends after a number of steps, such as a
     bandit, therefore truncates.
     """
+    params = env.default_params if params is None else params
     is_truncated = getattr(env, "is_truncated", None)
     unlimited = params.replace(max_steps_in_episode=type(params.max_steps_in_episode)(NEVER))
 

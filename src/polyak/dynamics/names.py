@@ -30,6 +30,13 @@ def jumanji_names() -> list[str]:
     return sorted(ast.literal_eval(id) for id in ids)
 
 
+def playground_names() -> list[str]:
+    """The names of MuJoCo Playground's environments. Empty if it is not installed."""
+    suites = ("dm_control_suite", "locomotion", "manipulation")
+    found = [node for suite in suites for node in _assigned("mujoco_playground", f"_src/{suite}/__init__.py", ("_envs",))]
+    return [ast.literal_eval(key) for node in found for key in node.keys]
+
+
 def check_name(library: str, name: str, known: list[str]) -> None:
     """Check that a library has the environment.
 

@@ -3,9 +3,19 @@
 import importlib.util
 import inspect
 
-from polyak.dynamics.names import brax_names, gymnax_names, jumanji_names
+from polyak.dynamics.names import brax_names, gymnax_names, jumanji_names, playground_names
 
-JAX_LIBRARIES = ("gymnax", "brax", "jumanji")
+JAX_LIBRARIES = {
+    "gymnax": gymnax_names,
+    "brax": brax_names,
+    "jumanji": jumanji_names,
+    "playground": playground_names,
+}
+"""Functions that list the names of other libraries' environments in JAX, by their prefix; `polyak.dynamics` has them all."""
+
+PACKAGES = {"playground": "mujoco_playground"}
+"""Packages of libraries whose prefix is another word."""
+
 JAX_PREFIXES = ("jax/", *(f"{library}/" for library in JAX_LIBRARIES))
 JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0")
 
@@ -25,9 +35,7 @@ def names() -> dict[str, list[str]]:
     }
     return {
         "jax": [f"jax/{name}" for name in JAX_ENVIRONMENTS],
-        "gymnax": [f"gymnax/{name}" for name in gymnax_names()],
-        "brax": [f"brax/{name}" for name in brax_names()],
-        "jumanji": [f"jumanji/{name}" for name in jumanji_names()],
+        **{library: [f"{library}/{name}" for name in list_names()] for library, list_names in JAX_LIBRARIES.items()},
         "atari": sorted(name for name in atari if name.startswith("ALE/")),
         "gymnasium": sorted(set(gymnasium.registry) - atari - moved),
     }

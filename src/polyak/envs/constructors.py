@@ -1,6 +1,7 @@
 """Create batches of environments, from a name, a function, an environment or a vector environment."""
 
 import contextlib
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
-from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES
+from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, PACKAGES
 from polyak.envs.classic import DYNAMICS
 from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, named_batch
 from polyak.envs.info_reader import check_info_metrics
@@ -29,7 +30,7 @@ MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
 MAX_PROCESSES = 2**10
 
-COSTLY_RESETS = ("brax/", "jumanji/")
+COSTLY_RESETS = ("brax/", "jumanji/", "playground/")
 """Prefixes of environments whose reset costs more than a step."""
 
 ENVS_PER_DRAWN_STATE = 8
@@ -82,10 +83,11 @@ def make(
     """Create a batch of environments.
 
     Args:
-        id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, `"brax/ant"`, `"jumanji/Snake-v1"`, `"ALE/Pong-v5"`, or any of
-            Gymnasium's), a function without arguments that creates a `gymnasium.Env` (with `vectorization="async"` it runs in
-            the workers), such an environment itself for `num_envs=1`, a `gymnasium.vector.VectorEnv`, also of EnvPool and
-            SuperSuit, which sets `num_envs`, or an environment of gymnax, Brax or Jumanji.
+        id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, `"brax/ant"`, `"jumanji/Snake-v1"`,
+            `"playground/CheetahRun"`, `"ALE/Pong-v5"`, or any of Gymnasium's), a function without arguments that creates a
+            `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an environment itself for `num_envs=1`,
+            a `gymnasium.vector.VectorEnv`, also of EnvPool and SuperSuit, which sets `num_envs`, or an environment of gymnax,
+            Brax, Jumanji or MuJoCo Playground.
         num_envs: number of environments.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
         vectorization: for Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
@@ -102,7 +104,8 @@ def make(
             `ALE/`, the arguments are the fields of `envs.atari.Atari`.
         reset_pool: how an environment in JAX draws the initial states of its episodes, which are all different: a number draws
             so many whenever so many have been used, `None` draws one for every environment in every step; see `AutoReset`.
-            `"auto"` is an eighth of `num_envs` for Brax and Jumanji, and `None` for others, whose resets are cheap.
+            `"auto"` is an eighth of `num_envs` for Brax, Jumanji and MuJoCo Playground, and `None` for others, whose
+            resets are cheap.
         import_modules: allow `"module:Name-v0"` to import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
@@ -191,41 +194,29 @@ def is_in_jax(env: Any) -> bool:
     """Return True if an environment, or an argument of `make`, is a JAX environment."""
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
-    return isinstance(env, Env) or any(is_from(library, env) for library in JAX_LIBRARIES)
+    return isinstance(env, Env) or any(is_from(PACKAGES.get(library, library), env) for library in JAX_LIBRARIES)
 
 
 def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
     source, _, name = id.partition("/")
-    match source:
-        case "gymnax":
-            from polyak.dynamics import gymnax
-
-            return gymnax.dynamics(name, settings)
-        case "brax":
-            from polyak.dynamics import brax
-
-            return brax.dynamics(name, settings)
-        case "jumanji":
-            from polyak.dynamics import jumanji
-
-            return jumanji.dynamics(name, settings)
+    if source != "jax":
+        made: Dynamics = _adapter(source).dynamics(name, settings)
+        return made
     if name not in DYNAMICS:
         raise ValueError(f"make: {unknown_name(id, tuple(f'jax/{known}' for known in DYNAMICS), 'environment')}")
     return DYNAMICS[name](**settings)
 
 
 def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
-    """The dynamics of an environment object of gymnax, Brax or Jumanji."""
+    """The dynamics of an environment object of a library."""
     check_no_settings(settings)
     name = type(getattr(env, "unwrapped", env)).__name__
-    if is_from("gymnax", env):
-        from polyak.dynamics import gymnax
+    library = next(library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env))
+    made: Dynamics = _adapter(library).dynamics_of(env, f"{library}/{name}")
+    return made
 
-        return gymnax.dynamics_of(env, env.default_params, f"gymnax/{name}")
-    if is_from("brax", env):
-        from polyak.dynamics import brax
 
-        return brax.dynamics_of(env, f"brax/{name}")
-    from polyak.dynamics import jumanji
-
-    return jumanji.dynamics_of(env, f"jumanji/{name}")
+def _adapter(library: str) -> Any:
+    """Import the module with `dynamics` and `dynamics_of` of a library's environments."""
+    assert library in JAX_LIBRARIES, library
+    return importlib.import_module(f"polyak.dynamics.{library}")

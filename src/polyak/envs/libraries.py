@@ -9,6 +9,7 @@ CONVERSIONS = {
     "gym": "convert it with shimmy.GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 if its step returns four values",
     "gymnax": "pass the environment itself to make, not a function that creates it",
     "jumanji": "pass the environment itself to make, not a function that creates it",
+    "mujoco_playground": "pass the environment itself to make, not a function that creates it",
     "pettingzoo": "convert a parallel environment with supersuit.pettingzoo_env_to_vec_env_v1(env)",
     "stable_baselines3": "pass the function that creates one environment, and num_envs",
 }

@@ -1,0 +1,80 @@
+"""MuJoCo Playground's environments, where it is installed: its dynamics, our resets, its time limit as truncation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from polyak import envs, train
+from polyak.agents.ppo import PPO
+from polyak.dynamics.foreign import own_promotion
+from polyak.networks.feedforward import MLP
+
+playground = pytest.importorskip("mujoco_playground")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
+
+LENGTH, NUM_ENVS = 6, 3
+
+
+@pytest.fixture(scope="module")
+def env():
+    return envs.make("playground/CartpoleBalance", num_envs=NUM_ENVS, env_kwargs={"episode_length": LENGTH})
+
+
+def test_every_step_of_an_episode_is_the_librarys_own(env):
+    theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    step, their_step = jax.jit(env.step), jax.jit(jax.vmap(theirs.step))
+    state, time_step = env.init(jax.random.key(0))
+    for episode in range(2):
+        their_state = state.dynamics.state.state
+        assert bool(time_step.first.all())
+        np.testing.assert_array_equal(time_step.obs, their_state.obs)
+        for t in range(LENGTH):
+            key = jax.random.key(100 * episode + t)
+            action = jax.random.uniform(key, (NUM_ENVS, 1), minval=-1.0, maxval=1.0)
+            state, time_step = step(state, action, key)
+            with own_promotion("playground"):
+                their_state = their_step(their_state, action)
+            np.testing.assert_allclose(time_step.obs, their_state.obs, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(time_step.reward, their_state.reward, rtol=1e-5)
+            assert not time_step.terminated.any() and bool((time_step.truncated == (t == LENGTH - 1)).all())
+        state, time_step = step(state, action, jax.random.key(1000 + episode))
+    assert len(np.unique(np.asarray(time_step.obs)[:, 0])) == NUM_ENVS
+
+
+def test_rewards_of_a_repeated_action_are_summed(env):
+    twice = envs.make(
+        "playground/CartpoleBalance", num_envs=NUM_ENVS, env_kwargs={"episode_length": LENGTH, "action_repeat": 2}
+    )
+    action, key = jnp.full((NUM_ENVS, 1), 0.5), jax.random.key(1)
+    state, _ = env.init(jax.random.key(0))
+    rewards = []
+    for _ in range(2):
+        state, once = jax.jit(env.step)(state, action, key)
+        rewards.append(np.asarray(once.reward))
+    state, time_step = twice.init(jax.random.key(0))
+    for t in range(LENGTH // 2):
+        state, time_step = jax.jit(twice.step)(state, action, key)
+        if t == 0:
+            np.testing.assert_allclose(time_step.reward, sum(rewards), rtol=1e-6)
+            np.testing.assert_allclose(time_step.obs, once.obs, rtol=1e-5, atol=1e-6)
+    assert bool(time_step.truncated.all())
+
+
+def test_objects_are_taken_and_names_and_settings_checked(env):
+    given = envs.make(playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"}), num_envs=2)
+    assert given.spec.id == "playground/Balance" and given.spec.obs == env.spec.obs and given.reset_pool == 1
+    assert "playground/CheetahRun" in envs.names()["playground"]
+    with pytest.raises(ValueError, match=r"unknown environment 'playground/CheetahRum'; did you mean 'playground/CheetahRun'"):
+        envs.make("playground/CheetahRum")
+    with pytest.raises(ValueError, match=r"env_kwargs\['episode_length'\] must be an integer >= 1, got 0"):
+        envs.make("playground/CartpoleBalance", env_kwargs={"episode_length": 0})
+    with pytest.raises(KeyError, match="lenght"):
+        envs.make("playground/CartpoleBalance", env_kwargs={"lenght": 3})
+
+
+def test_the_compiled_loop_trains(env):
+    agent = PPO(env.spec, network=MLP((8,)), num_steps=8, num_minibatches=1, num_epochs=1)
+    result = train.run(agent, env, env_steps=64, seed=0, progress=False)
+    assert result.progress.env_steps >= 64 and np.isfinite(result.metrics["rollout/ep_rew_mean"])
