@@ -15,7 +15,7 @@ from polyak import loops, train
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Discrete
 from polyak.envs.autoreset import AutoReset
-from polyak.envs.classic import Pendulum
+from polyak.envs.classic import CartPole, Pendulum
 from polyak.loops import loop as loop_module
 from tests.agents.rollouts import same_bits, with_online
 from tests.loops.scripted import Scripted
@@ -369,6 +369,25 @@ def test_more_devices_give_the_same_numbers_but_for_rounding():
     assert one.progress.iteration == two.progress.iteration == 3
     for a, b in zip(jax.tree.leaves(everything(one)), jax.tree.leaves(everything(two)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+
+
+def test_states_without_an_element_are_split_over_devices_too():
+    class Plugin(CartPole):
+        """Physics with a state of plugins, of which there are none."""
+
+        def reset(self, key, num_envs):
+            return super().reset(key, num_envs), jnp.zeros((num_envs, 0, 3))
+
+        def step(self, state, action, key):
+            after, *rest = super().step(state[0], action, key)
+            return (after, state[1]), *rest
+
+        def observe(self, state):
+            return super().observe(state[0])
+
+    env = AutoReset(Plugin(), NUM_ENVS, reset_pool=2)
+    agent = dataclasses.replace(AGENT, spec=env.spec)
+    assert run("compiled", env=env, agent=agent, env_steps=100, devices=2).progress.iteration > 2
 
 
 @pytest.mark.slow

@@ -231,7 +231,8 @@ def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> 
     by_env, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((ENVS,), ()))
 
     def split(tree: Any) -> Any:
-        batched = jax.tree.map(lambda x: x.ndim > 0 and x.shape[0] == num_envs, tree)
+        # XLA replicates arrays without an element.
+        batched = jax.tree.map(lambda x: x.ndim > 0 and x.shape[0] == num_envs and x.size > 0, tree)
         return jax.tree.map(lambda x, is_batched: put(x, by_env if is_batched else replicated), tree, batched)
 
     return LoopState(
