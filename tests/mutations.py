@@ -548,14 +548,14 @@ MUTATIONS = (
     ),
     Mutation(
         "envs/reset_pool.py",
-        "jnp.cumsum(wanted, dtype=jnp.int32) - 1",
-        "jnp.zeros_like(wanted, jnp.int32)",
+        "jnp.cumsum(first, dtype=jnp.int32) - 1",
+        "jnp.zeros_like(first, jnp.int32)",
         ("envs/test_autoreset.py::test_starts_differ_between_rows_and_between_resets",),
     ),
     Mutation(
         "envs/reset_pool.py",
-        "return loop[0].ready + count <= size",
-        "return loop[0].ready + 2 * count <= size",
+        "return loop[0].ready + count <= self.size",
+        "return loop[0].ready + 2 * count <= self.size",
         ("envs/test_autoreset.py::test_a_pool_draws_as_many_initial_states_as_are_taken",),
     ),
     Mutation(

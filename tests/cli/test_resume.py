@@ -431,6 +431,16 @@ def test_an_edited_config_is_rejected_until_it_is_accepted(run, command):
 
 
 DROPPED = object()
+WRONG_EPISODES = (
+    [1, 2.0, 3],
+    [0, 2.0, 3, {}],
+    [True, 2.0, 3, {}],
+    [1, 2, 3, {}],
+    [1, 2.0, -3, {}],
+    [1, 2.0, {"$int": hex(10**30)}, {}],
+    [1, 2.0, 3, {"a": 1}],
+    [1, 2.0, 3, {"a": {"$tuple": [1, "2.0"]}}],
+)
 
 
 @pytest.mark.parametrize(
@@ -447,10 +457,8 @@ DROPPED = object()
         ({"resume": 3}, "meta.resume must be printable text"),
         ({"resume": "\x1b[2Jok"}, "meta.resume must be printable text"),
         *[({"config": config}, "meta.config must be a dict of texts") for config in ([1], None)],
-        *[
-            ({"episodes": value}, "meta.episodes must be")
-            for value in (3, [3], [[1, 2.0, 3]], [[1, 2.0, 3, {"a": 1}]], [["1", 2, 3, {}]])
-        ],
+        *[({"episodes": [{"$tuple": entry}]}, "meta.episodes must be") for entry in WRONG_EPISODES],
+        *[({"episodes": value}, "meta.episodes must be") for value in (None, 3, [3], [{"$tuple": [1, 2.0, 3, {}]}] * 101)],
         *[({name: DROPPED}, f"meta.{name}") for name in ("progress", "episodes", "env", "has_env_state", "resume", "config")],
     ],
 )

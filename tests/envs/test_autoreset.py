@@ -126,6 +126,30 @@ def test_a_pool_draws_as_many_initial_states_as_are_taken(pool):
     assert resets - pool < sum(drawn[1:]) <= resets
 
 
+def test_no_key_of_a_pool_is_that_of_a_step_or_of_another_reset():
+    class Keys(Script):
+        """Steps and initial states with the key that they were made of."""
+
+        def reset(self, key, num_envs):
+            return super().reset(key, num_envs) | {"made": jnp.broadcast_to(jax.random.key_data(key), (num_envs, 2))}
+
+        def step(self, state, action, key):
+            made = jnp.broadcast_to(jax.random.key_data(key), state["made"].shape)
+            after, *rest = super().step({"t": state["t"], "x": state["x"]}, action, key)
+            return after | {"made": made}, *rest
+
+    env, made, of_step = AutoReset(Keys((1, 1, 1, 1)), 4, reset_pool=1), [], set()
+    state, _ = env.init(jax.random.key(0))
+    step = jax.jit(env.step)
+    for t in range(6):
+        state, _ = step(state, jnp.zeros(4, jnp.int32), jax.random.key(7 + t // 2))
+        made.append({tuple(row) for row in np.asarray(state.pool.states["made"]).tolist()})
+        if t % 2 == 0:
+            of_step = {tuple(row) for row in np.asarray(state.dynamics["made"]).tolist()}
+        assert not of_step & made[-1]
+    assert len(set.union(*made)) == 1 + 3 * 4
+
+
 def test_a_pool_under_vmap_is_one_after_the_other():
     env, actions = AutoReset(Script((3, 1, 4, 2), noisy=True), 4, reset_pool=2), jnp.zeros((20, 4), jnp.int32)
 
@@ -319,7 +343,7 @@ def test_rewards_of_any_kind_of_number_become_float32(reward):
 
 @pytest.mark.parametrize("name", ["num_envs", "reset_pool"])
 @pytest.mark.parametrize(
-    ("number", "error", "says"), [(0, ValueError, " must be an integer >= 1, got 0"), (True, TypeError, "")]
+    ("number", "error", "says"), [(0, ValueError, " must be an integer >= 1( or None)?, got 0"), (True, TypeError, "")]
 )
 def test_bad_numbers_of_environments_and_states_are_rejected(name, number, error, says):
     with pytest.raises(error, match=name + says):

@@ -17,6 +17,8 @@ from polyak.core.spaces import Discrete
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole, Pendulum
 from polyak.loops import loop as loop_module
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
+from polyak.loops.loop import run_env_key
 from tests.agents.rollouts import same_bits, with_online
 from tests.loops.scripted import Scripted
 from tests.loops.setting import AGENT, ENV, ENV_STEPS, KEY, LOOPS, NUM_ENVS, NUM_STEPS, everything, goes_on, hosted, run
@@ -388,6 +390,17 @@ def test_states_without_an_element_are_split_over_devices_too():
     env = AutoReset(Plugin(), NUM_ENVS, reset_pool=2)
     agent = dataclasses.replace(AGENT, spec=env.spec)
     assert run("compiled", env=env, agent=agent, env_steps=100, devices=2).progress.iteration > 2
+
+
+@BOTH
+def test_without_a_pool_a_run_stopped_at_half_resumes_bit_for_bit_too(loop):
+    env = dataclasses.replace(ENV, reset_pool=None)
+    make = (lambda: JaxEnvOnHost(env, run_env_key(KEY))) if loop == "host" else (lambda: env)
+    whole, half, again = run(loop, env=make(), env_steps=200), run(loop, env=make(), env_steps=100), make()
+    if loop == "host":
+        again.restore(half.progress.env.snapshot())
+    rest = run(loop, env=again, env_steps=200, resume_from=half.loop_state, env_steps_done=half.progress.env_steps)
+    assert same_bits(everything(rest), everything(whole))
 
 
 @pytest.mark.slow

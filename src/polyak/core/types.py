@@ -483,6 +483,10 @@ class HostEnv(Protocol):
         ...
 
 
+EPISODE_WINDOW = 100
+"""Number of episodes of the means in metrics."""
+
+
 @dataclass(frozen=True)
 class EndedEpisodes:
     """The episodes that ended in one iteration.

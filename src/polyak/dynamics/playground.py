@@ -44,7 +44,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
             f"playground environments need MuJoCo Playground: pip install 'polyak[playground]' ({error})"
         ) from error
     check_name("playground", name, playground_names())
-    on_cpu = {"impl": "jax"} if jax.default_backend() == "cpu" else {}
+    has_impl = "impl" in registry.get_default_config(name)
+    on_cpu = {"impl": "jax"} if has_impl and jax.default_backend() == "cpu" else {}
     return dynamics_of(registry.load(name, config_overrides=on_cpu | settings), f"playground/{name}")
 
 
@@ -52,8 +53,16 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     """The dynamics of an environment of `mujoco_playground.registry.load`.
 
     After `episode_length` control steps an episode is truncated, unless it has terminated. An action is repeated for
-    `action_repeat` control steps, whose rewards are summed. Actions are in [-1, 1].
+    `action_repeat` control steps, and rewards are summed up to the first of them that terminates the episode. Actions are in
+    [-1, 1].
+
+    Raises:
+        ValueError: the environment is wrapped for Brax' agents.
     """
+    from mujoco_playground import wrapper
+
+    if isinstance(env, wrapper.Wrapper):
+        raise ValueError(f"make: {id} must not be wrapped for Brax; pass the environment of registry.load(...)")
     config = env.unwrapped._config
     length, repeat = config.get("episode_length", EPISODE_LENGTH), config.get("action_repeat", 1)
     for setting, value in (("episode_length", length), ("action_repeat", repeat)):
@@ -64,12 +73,13 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
         return ForeignState(LimitedState(state, jnp.int32(0)), state.obs)
 
     def step_one(key: Any, limited: LimitedState, action: Any) -> tuple[ForeignState, Any, Any, Any]:
-        def repeat_once(state: Any, _: None) -> tuple[Any, Any]:
+        def repeat_once(before: Any, _: None) -> tuple[Any, Any]:
+            state, terminated = before
             after = env.step(state, action)
-            return after, after.reward
+            return (after, terminated | (after.done > 0)), jnp.where(terminated, 0.0, after.reward)
 
-        after, rewards = jax.lax.scan(repeat_once, limited.state, None, repeat)
-        steps, terminated = limited.steps + repeat, after.done > 0
+        (after, terminated), rewards = jax.lax.scan(repeat_once, (limited.state, jnp.array(False)), None, repeat)
+        steps = limited.steps + repeat
         return ForeignState(LimitedState(after, steps), after.obs), rewards.sum(), terminated, (steps >= length) & ~terminated
 
     with own_promotion(id):

@@ -60,7 +60,7 @@ class MaskedDynamics(Dynamics, Protocol):
 
 @struct
 class AutoResetState:
-    """The dynamics' state, flags of environments that reset on the next step because their episode ended, and ready states."""
+    """The dynamics' state, flags of environments that reset on the next step because their episode ended, and a pool."""
 
     dynamics: PyTree
     last: Any
@@ -95,8 +95,7 @@ class AutoReset:
 
     def __post_init__(self) -> None:
         check_integer("AutoReset", "num_envs", self.num_envs)
-        if self.reset_pool is not None:
-            check_integer("AutoReset", "reset_pool", self.reset_pool)
+        check_integer("AutoReset", "reset_pool", self.reset_pool, optional=True)
         if not isinstance(self.dynamics.spec, EnvSpec):
             raise TypeError(f"AutoReset: dynamics must be an object whose spec is an EnvSpec, got {describe(self.dynamics)}")
         _ = self.spec
@@ -109,11 +108,12 @@ class AutoReset:
 
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Start a new episode in every environment: the state, and `first` time steps."""
-        ready = 0 if self.reset_pool is None else self.num_envs + self.reset_pool
-        states = self.dynamics.reset(key, self.num_envs + ready)
-        _check_batched(self.spec, states, self.num_envs + ready)
-        state = jax.tree.map(lambda leaf: leaf[: self.num_envs], states) if ready else states
-        pool = ResetPool.full(jax.tree.map(lambda leaf: leaf[self.num_envs :], states)) if ready else None
+        pool_size = 0 if self.reset_pool is None else self.num_envs + self.reset_pool
+        states = self.dynamics.reset(key, self.num_envs + pool_size)
+        _check_batched(self.spec, states, self.num_envs + pool_size)
+        state = jax.tree.map(lambda leaf: leaf[: self.num_envs], states)
+        rest = jax.tree.map(lambda leaf: leaf[self.num_envs :], states)
+        pool = ResetPool.full(rest, pool_size) if pool_size else None
         obs = self._observe(state)
         no = jnp.zeros(self.num_envs, bool)
         time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state))
@@ -142,12 +142,13 @@ class AutoReset:
 
         if pool is None or self.reset_pool is None:
             return select(self.dynamics.reset(key, self.num_envs), state, first), None
-        count = self.reset_pool
+        # Another key than the step's own, and than that of a reset in every step.
+        count, draw_key = self.reset_pool, jax.random.fold_in(key, 2)
 
         def start(loop: PyTree) -> PyTree:
             state, pool, first = loop
             fresh, pool = pool.take(first)
-            return select(fresh, state, first), pool.refill(self.dynamics.reset, key, count), jnp.zeros_like(first)
+            return select(fresh, state, first), pool.refill(self.dynamics.reset, draw_key, count), jnp.zeros_like(first)
 
         # A loop of one turn or none: under `vmap`, over seeds, `cond` would compute both branches in every step.
         state, pool, _ = jax.lax.while_loop(lambda loop: loop[2].any(), start, (state, pool, first))

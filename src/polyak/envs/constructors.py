@@ -133,7 +133,7 @@ def make(
     _check_options(id, arguments, is_jax=is_jax)
     if is_jax:
         dynamics = _dynamics_by_name(id, settings) if isinstance(id, str) else _dynamics_of_object(id, settings)
-        return AutoReset(dynamics, num_envs, action_scaling, _reset_pool(reset_pool, dynamics, num_envs))
+        return AutoReset(dynamics, num_envs, action_scaling, _choose_reset_pool(reset_pool, dynamics, num_envs))
     from polyak.envs.env_options import EnvOptions
 
     env_options = EnvOptions(drop_unsupported_obs, action_mask_key, arguments["info_metrics"])
@@ -156,11 +156,16 @@ def _make_on_host(id: Any, options: BatchOptions, arguments: Mapping[str, Any], 
         raise
 
 
-def _reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynamics, num_envs: int) -> int | None:
-    """Return the number of initial states that are drawn at a time, or None for no pool."""
-    if reset_pool != "auto":
-        return reset_pool
-    return math.ceil(num_envs / ENVS_PER_DRAWN_STATE) if str(dynamics.spec.id).startswith(COSTLY_RESETS) else None
+def _choose_reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynamics, num_envs: int) -> int | None:
+    """Return the number of initial states that are drawn at a time, or None for no pool.
+
+    Raises:
+        TypeError, ValueError: `reset_pool` is neither `"auto"` nor None nor such a number.
+    """
+    if reset_pool == "auto":
+        return math.ceil(num_envs / ENVS_PER_DRAWN_STATE) if str(dynamics.spec.id).startswith(COSTLY_RESETS) else None
+    check_integer("make", "reset_pool", reset_pool, optional=True, at_most=MAX_ENVS_IN_JAX)
+    return reset_pool
 
 
 def _check_not_made(id: Any) -> None:
@@ -186,7 +191,7 @@ def _check_options(env: Any, arguments: Mapping[str, Any], *, is_jax: bool) -> N
     other = "Gymnasium environments" if is_jax else "environments in JAX"
     for name, value in arguments.items():
         is_of_other = name not in ("action_scaling", "env_kwargs", "reset_pool") if is_jax else name == "reset_pool"
-        if is_of_other and value != defaults[name].default:
+        if is_of_other and value not in (defaults[name].default, None):
             raise ValueError(f"make: {name} is for {other} and must be left out for {env}, got {value!r}")
 
 
@@ -200,7 +205,7 @@ def is_in_jax(env: Any) -> bool:
 def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
     source, _, name = id.partition("/")
     if source != "jax":
-        made: Dynamics = _adapter(source).dynamics(name, settings)
+        made: Dynamics = _import_adapter(source).dynamics(name, settings)
         return made
     if name not in DYNAMICS:
         raise ValueError(f"make: {unknown_name(id, tuple(f'jax/{known}' for known in DYNAMICS), 'environment')}")
@@ -212,11 +217,11 @@ def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
     check_no_settings(settings)
     name = type(getattr(env, "unwrapped", env)).__name__
     library = next(library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env))
-    made: Dynamics = _adapter(library).dynamics_of(env, f"{library}/{name}")
+    made: Dynamics = _import_adapter(library).dynamics_of(env, f"{library}/{name}")
     return made
 
 
-def _adapter(library: str) -> Any:
+def _import_adapter(library: str) -> Any:
     """Import the module with `dynamics` and `dynamics_of` of a library's environments."""
     assert library in JAX_LIBRARIES, library
     return importlib.import_module(f"polyak.dynamics.{library}")

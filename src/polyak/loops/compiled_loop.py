@@ -13,8 +13,8 @@ from jaxtyping import Array, PRNGKeyArray, UInt32
 from polyak.core.checks import check_same_types
 from polyak.core.policy_faults import ExceptionRelay, has_error_flags
 from polyak.core.suggestions import suggest_arguments
-from polyak.core.types import Agent, Callback, EndedEpisodes, Env, Metrics, PyTree, Rollout, State, TimeStep
-from polyak.loops.episodes import WINDOW, EpisodeTotals
+from polyak.core.types import EPISODE_WINDOW, Agent, Callback, EndedEpisodes, Env, Metrics, PyTree, Rollout, State, TimeStep
+from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import (
     ENVS,
     IterationKeys,
@@ -82,7 +82,7 @@ def compiled(
         devices: number of host devices or accelerators, in all processes, over which the environments are split.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
-        episodes_done: the last episodes of the stopped run, `Progress.episodes`, which the means of episodes go on from.
+        episodes_done: the last episodes of the stopped run, `Progress.episodes`, from which the means over episodes continue.
         should_stop: called between chunks, about twice a second; True ends training after a last report.
 
     Raises:
@@ -207,7 +207,7 @@ def run_chunk(
     """
     _, steps, finished, _ = jax.eval_shape(body, agent, state)
     no_steps = jnp.zeros(steps.shape, steps.dtype)
-    no_episodes = jax.tree.map(lambda shape: jnp.zeros((*shape.shape, WINDOW), shape.dtype), finished)
+    no_episodes = jax.tree.map(lambda shape: jnp.zeros((*shape.shape, EPISODE_WINDOW), shape.dtype), finished)
 
     def has_next(loop: PyTree) -> Array:
         _, (steps, iterations), _, _ = loop

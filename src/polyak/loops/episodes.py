@@ -12,10 +12,9 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.tags import RETURN, SUCCESS
-from polyak.core.types import EndedEpisodes, EpisodeRecord, TimeStep
+from polyak.core.types import EPISODE_WINDOW, EndedEpisodes, EpisodeRecord, TimeStep
 from polyak.core.warn import warn
 
-WINDOW = 100
 AGENT_RETURN, LENGTH = "rollout/ep_agent_rew_mean", "rollout/ep_len_mean"
 
 
@@ -172,7 +171,7 @@ class EpisodeStatistics:
         counts, returns, lengths = (np.ravel(x).tolist() for x in (finished.count, finished.returns, finished.lengths))
         totals = zip(counts, returns, lengths, strict=True)
         self._ended += [EndedEpisodes(count, total, length, info.sums) for count, total, length in totals if count]
-        while self._ended and sum(entry.count for entry in self._ended) - self._ended[0].count >= WINDOW:
+        while self._ended and sum(entry.count for entry in self._ended) - self._ended[0].count >= EPISODE_WINDOW:
             self._ended.popleft()
 
     def metrics(self) -> dict[str, float]:

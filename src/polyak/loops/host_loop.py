@@ -93,7 +93,7 @@ def host(
             each update gets its batches, so that new priorities take effect at the next update.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
-        episodes_done: the last episodes of the stopped run, `Progress.episodes`, which the means of episodes go on from.
+        episodes_done: the last episodes of the stopped run, `Progress.episodes`, from which the means over episodes continue.
         should_stop: called after every update, and at every step of rollouts that take more than a second; True ends training
             after a last report. A slow rollout is discarded, and the environment is restored to the start of the rollout if the
             environment supports snapshots.

@@ -3,9 +3,10 @@
 from polyak.presets.preset import LinearOverTraining, Preset
 
 # With the Zoo's 128 gradient steps at a time and a target copied every 10 of them, two of three seeds failed; with a constant
-# learning rate two of ten ended below 480.
+# learning rate two of ten ended below 480. Without layer normalization action values passed their bound of 1 / (1 - γ) = 100
+# with two of 15 seeds in jax/CartPole-v1, which ended at 130 and 191; with it the lowest of 30 ends at 463.
 CARTPOLE = {
-    "network": {"hidden": (128, 128)},
+    "network": {"hidden": (128, 128), "norm": "layer"},
     "num_steps": 4,
     "updates_per_step": 0.5,
     "batch_size": 64,

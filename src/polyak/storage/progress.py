@@ -3,14 +3,13 @@
 import dataclasses
 import hashlib
 import json
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from polyak.core.types import EndedEpisodes, HasReplay, Progress, PyTree
+from polyak.core.types import EPISODE_WINDOW, EndedEpisodes, HasReplay, Progress, PyTree
 from polyak.storage.checkpoint import CheckpointError, Restored, save
 from polyak.storage.json import EXACT_INT
 from polyak.storage.run_directory import CONFIG, Run
@@ -153,23 +152,24 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
     for message, holds in wanted.items():
         if not holds:
             raise CheckpointError(f"{malformed}: {message}")
-    try:
-        episodes = tuple(_ended_episodes(entry) for entry in meta["episodes"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{malformed}: meta.episodes must be counts and sums of ended episodes") from error
+    episodes = meta.get("episodes")
+    if not isinstance(episodes, list) or len(episodes) > EPISODE_WINDOW or not all(map(_is_ended_episodes, episodes)):
+        raise CheckpointError(f"{malformed}: meta.episodes must be at most {EPISODE_WINDOW} numbers and sums of episodes")
     changed = _changes(meta["config"], settings_by_path(run.read_config(verify=False)))
-    return SavedProgress(restored.step, episodes, env, str(resume), changed)
+    ended = tuple(EndedEpisodes(*entry) for entry in episodes)
+    return SavedProgress(restored.step, ended, env, str(resume), changed)
 
 
-def _ended_episodes(entry: Any) -> EndedEpisodes:
-    """Return the episodes of `dataclasses.astuple`.
-
-    Raises:
-        AttributeError, TypeError, ValueError: the data has another form.
-    """
+def _is_ended_episodes(entry: Any) -> bool:
+    """Return True for the tuple of an `EndedEpisodes` with one episode or more."""
+    if not isinstance(entry, tuple) or len(entry) != 4 or not isinstance(entry[3], dict):
+        return False
     count, returns, lengths, info = entry
-    sums = {tag: (operator.index(number), float(total)) for tag, (number, total) in info.items()}
-    return EndedEpisodes(operator.index(count), float(returns), operator.index(lengths), sums)
+    pairs = [(count, returns), (lengths, 0.0), *info.values()]
+    are_sums = all(
+        isinstance(pair, tuple) and tuple(map(type, pair)) == (int, float) and 0 <= pair[0] < EXACT_INT for pair in pairs
+    )
+    return are_sums and count > 0 and all(isinstance(tag, str) for tag in info)
 
 
 def check_unchanged_settings(run: Run, saved: SavedProgress) -> None:

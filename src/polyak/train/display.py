@@ -32,7 +32,7 @@ SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
 
 
 class Screen(Console):
-    """A console that prints nothing more after its pipe breaks (`| head`) or an environment closes it: training continues."""
+    """A console that prints no more lines after its pipe breaks (`| head`) or an environment closes it: training continues."""
 
     def on_broken_pipe(self) -> None:
         """Replace Rich's handler, which would exit the process."""

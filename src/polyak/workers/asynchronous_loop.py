@@ -92,7 +92,7 @@ def train_asynchronously(
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays. If each worker has its own optimizer,
             all of these optimizers start from the optimizer state of this argument.
         env_steps_done: env_steps that the stopped run had completed.
-        episodes_done: the last episodes of the stopped run, `Progress.episodes`, which the means of episodes go on from.
+        episodes_done: the last episodes of the stopped run, `Progress.episodes`, from which the means over episodes continue.
         should_stop: called while waiting for workers; True ends the training.
 
     Raises:
