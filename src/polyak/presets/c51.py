@@ -3,7 +3,7 @@
 from polyak.presets import dqn
 from polyak.presets.preset import Preset
 
-CARTPOLE = {**dqn.CARTPOLE, "v_min": 0.0, "v_max": 100.0}
+CARTPOLE = {**dqn.PLAIN_CARTPOLE, "v_min": 0.0, "v_max": 100.0}
 
 ATARI = {**dqn.ATARI, "learning_rate": 2.5e-4, "adam_eps": 3.125e-4}
 

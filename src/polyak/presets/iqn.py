@@ -4,7 +4,7 @@ from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
 CARTPOLE = {
-    **dqn.CARTPOLE,
+    **dqn.PLAIN_CARTPOLE,
     "learning_rate": LinearOverTraining(2.3e-3),
     "num_tau": 8,
     "num_target_tau": 8,

@@ -3,7 +3,7 @@
 from polyak.presets import dqn
 from polyak.presets.preset import LinearOverTraining, Preset
 
-CARTPOLE = {**dqn.CARTPOLE, "learning_rate": LinearOverTraining(2.3e-3), "num_quantiles": 10}
+CARTPOLE = {**dqn.PLAIN_CARTPOLE, "learning_rate": LinearOverTraining(2.3e-3), "num_quantiles": 10}
 
 ATARI = {**dqn.ATARI, "learning_rate": 5e-5, "adam_eps": 3.125e-4, "num_quantiles": 200}
 
