@@ -7,7 +7,10 @@ import pytest
 
 from polyak import envs, train
 from polyak.agents.ppo import PPO
+from polyak.core.struct import struct
 from polyak.dynamics.foreign import own_promotion
+from polyak.dynamics.playground import dynamics_of
+from polyak.envs.autoreset import AutoReset
 from polyak.networks.feedforward import MLP
 
 playground = pytest.importorskip("mujoco_playground")
@@ -60,6 +63,52 @@ def test_rewards_of_a_repeated_action_are_summed(env):
             np.testing.assert_allclose(time_step.reward, sum(rewards), rtol=1e-6)
             np.testing.assert_allclose(time_step.obs, once.obs, rtol=1e-5, atol=1e-6)
     assert bool(time_step.truncated.all())
+
+
+class Falling:
+    """Terminates in the third control step, as Playground's environments do: `done` is that of the newest step."""
+
+    action_size = 1
+
+    @property
+    def unwrapped(self):
+        return self
+
+    @property
+    def _config(self):
+        return {"episode_length": 100, "action_repeat": 2}
+
+    def reset(self, rng):
+        return Fallen(jnp.zeros(1), jnp.zeros(()), jnp.zeros(()))
+
+    def step(self, state, action):
+        steps = state.obs + 1
+        return Fallen(steps, jnp.float32(10.0) ** steps[0], (steps[0] == 3).astype(jnp.float32))
+
+
+@struct
+class Fallen:
+    obs: jax.Array
+    reward: jax.Array
+    done: jax.Array
+
+
+def test_an_action_is_repeated_up_to_the_step_that_terminates():
+    env = AutoReset(dynamics_of(Falling(), "playground/Falling"), 2)
+    state, _ = env.init(jax.random.key(0))
+    flags, rewards = [], []
+    for t in range(4):
+        state, time_step = env.step(state, jnp.zeros((2, 1)), jax.random.key(t))
+        flags.append(bool(time_step.terminated.all()))
+        rewards.append(float(time_step.reward[0]))
+    # The fourth control step is after the end, and its reward of 10,000 counts for nothing.
+    assert flags == [False, True, False, False] and rewards == [110.0, 1000.0, 0.0, 110.0]
+
+
+def test_an_environment_wrapped_for_brax_is_rejected():
+    theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    with pytest.raises(ValueError, match=r"must not be wrapped for Brax; pass the environment of registry\.load"):
+        envs.make(playground.wrapper.wrap_for_brax_training(theirs), num_envs=2)
 
 
 def test_objects_are_taken_and_names_and_settings_checked(env):
