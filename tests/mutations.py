@@ -777,8 +777,8 @@ MUTATIONS = (
     ),
     Mutation(
         "train/resumption.py",
-        "return Start(state, saved.env_steps, is_own=True)",
-        "return Start(state, is_own=True)",
+        "return Start(state, saved.env_steps, saved.episodes, is_own=True)",
+        "return Start(state, 0, saved.episodes, is_own=True)",
         ("train/test_run.py::test_an_interrupt_returns_the_result_which_resumes_to_the_bit",),
     ),
     Mutation(

@@ -34,7 +34,7 @@ def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch,
     assert polyak_command(f"train dqn {env} --run-dir whole --env-steps 384 {SETTINGS} --eval-episodes 0") == 0
     agent = config_of("whole").agent
     assert isinstance(agent, DQN) and agent.epsilon.env_steps == 0.16 * 384
-    assert agent.network == polyak.MLP((16,), head=polyak.QValues())
+    assert agent.network == polyak.MLP((16,), norm="layer", head=polyak.QValues())
     assert '"train/td_error"' in Path("whole/metrics.jsonl").read_text()
 
     assert (
