@@ -22,6 +22,8 @@ from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, OPTIMIZER_SETTINGS, Li
 def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):
     if env_id.startswith("gymnax/"):
         pytest.importorskip("gymnax")
+    if env_id.startswith("playground/"):
+        pytest.importorskip("mujoco_playground")
     found = PRESETS[algorithm, env_id]
     scaling = action_scaling_of(algorithm)
     env = polyak.envs.make(env_id.replace("...", "Pong-v5"), num_envs=found.num_envs, action_scaling=scaling)

@@ -73,7 +73,7 @@ class AutoReset:
 
     Every episode begins in an initial state of its own, drawn by `Dynamics.reset`.
 
-    Args:
+    Attributes:
         dynamics: the dynamics.
         num_envs: number of environments.
         action_scaling: see `EnvSpec`.
