@@ -47,6 +47,7 @@ LONGER = {
     "tests/cli/test_user_code.py": _TRAININGS,
     "tests/cli/test_resume.py": _TRAININGS,
     "tests/cli/test_train.py": _TRAININGS,
+    "tests/envs/test_autoreset.py": "compiles the step without a pool of initial states, and with pools of several sizes",
     "tests/envs/test_libraries.py": _PROCESSES,
     "tests/loops/test_host_actor.py": "compiles each kind of actor for each kind of policy",
     "tests/loops/test_compiled_seeds.py": _TRAININGS,
