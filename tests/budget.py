@@ -11,7 +11,6 @@ _TRAININGS = "compiles and runs whole trainings"
 
 # Files that may take longer, or come near it on a slow machine, with the reason.
 LONGER = {
-    "tests/test_architecture.py": "traces the update of four agents, and parses every file",
     "tests/test_docs.py": "trains on every page of the documentation, and builds the site",
     "tests/test_examples.py": "runs every example as it is printed",
     "tests/test_to_the_bit.py": "compiles with the optimizing compiler",
@@ -57,7 +56,6 @@ LONGER = {
     "tests/loops/test_loops.py": _TRAININGS,
     "tests/loops/test_replay_memory.py": _TRAININGS,
     "tests/networks/test_actor_critic.py": "compiles each network for each kind of space",
-    "tests/policies/test_info.py": "compiles the log-probabilities of each policy and space",
     "tests/policies/test_sde.py": "compiles state-dependent exploration for each agent",
     "tests/policies/python/test_policy.py": "waits for Python policies that hang, and compiles programs around them",
     "tests/presets/test_presets.py": "makes the agent of every preset",

@@ -100,11 +100,10 @@ def test_hostile_json_takes_linear_time(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["escaped quotes", "open strings", "backslashes", "newlines", "zeros", "digits"])
 @pytest.mark.parametrize("reader", [config, resumed_metrics])
-def test_hostile_json_of_8_MiB_takes_seconds(kind, reader, tmp_path):
+def test_hostile_json_of_8_MiB_takes_two_seconds_at_most(kind, reader, tmp_path):
     data, start = KINDS[kind](8 * MIB), time.process_time()
     read(reader, data, tmp_path)
-    # Less than 1.5 s alone, and twice as much beside other processes; hours if it were quadratic.
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.slow

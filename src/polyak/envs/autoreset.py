@@ -135,14 +135,14 @@ class AutoReset:
         return AutoResetState(after, terminated | truncated, pool), time_step
 
     def _reset(self, state: PyTree, pool: ResetPool | None, first: Any, key: PRNGKeyArray) -> tuple[PyTree, ResetPool | None]:
-        """Return the states, of which those of `first` environments are initial states, and the pool without these."""
+        """Return the states, with initial states where `first` is set, and the pool without the states that were taken."""
 
         def select(fresh: PyTree, state: PyTree, first: Any) -> PyTree:
             return jax.tree.map(lambda new, old: jnp.where(_expand(first, old), new, old), fresh, state)
 
         if pool is None or self.reset_pool is None:
             return select(self.dynamics.reset(key, self.num_envs), state, first), None
-        # Another key than the step's own, and than that of a reset in every step.
+        # The dynamics' step uses `fold_in(key, 1)`.
         count, draw_key = self.reset_pool, jax.random.fold_in(key, 2)
 
         def start(loop: PyTree) -> PyTree:

@@ -141,7 +141,7 @@ def make(
 
 
 def _make_on_host(id: Any, options: BatchOptions, arguments: Mapping[str, Any], import_modules: bool) -> HostEnv:
-    """Create a batch of Gymnasium environments; `arguments` are those of `make` but for `num_envs` and `import_modules`."""
+    """Create a batch of Gymnasium environments; `arguments` has the other arguments of `make`."""
     from polyak.envs.gymnasium import GymnasiumEnv
 
     source = EnvSource(id, arguments) if can_make_again(id) else None

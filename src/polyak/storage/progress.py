@@ -137,7 +137,8 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
         RunError: the run's config cannot be read.
     """
     meta = restored.meta
-    counters, env, resume, settings = (meta.get(name) for name in ("progress", "env", "resume", "config"))
+    fields = ("progress", "episodes", "env", "resume", "config")
+    counters, episodes, env, resume, settings = (meta.get(name) for name in fields)
     env_steps = counters.get("env_steps") if isinstance(counters, dict) else None
     has_state = meta.get("has_env_state")
     wanted = {
@@ -146,18 +147,20 @@ def read_progress(run: Run, restored: Restored) -> SavedProgress:
         "meta.has_env_state must be a bool": isinstance(has_state, bool),
         "meta.env must be a dict if meta.has_env_state, else None": type(env) is (dict if has_state else NoneType),
         "meta.resume must be printable text": isinstance(resume, str) and resume.isprintable(),
+        f"meta.episodes must be at most {EPISODE_WINDOW} numbers and sums of episodes": _are_ended_episodes(episodes),
         "meta.config must be a dict of texts": _is_dict_of_text(settings),
     }
-    malformed = f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed"
     for message, holds in wanted.items():
         if not holds:
-            raise CheckpointError(f"{malformed}: {message}")
-    episodes = meta.get("episodes")
-    if not isinstance(episodes, list) or len(episodes) > EPISODE_WINDOW or not all(map(_is_ended_episodes, episodes)):
-        raise CheckpointError(f"{malformed}: meta.episodes must be at most {EPISODE_WINDOW} numbers and sums of episodes")
+            raise CheckpointError(f"{run.checkpoints}: the checkpoint of step {restored.step} is malformed: {message}")
     changed = _changes(meta["config"], settings_by_path(run.read_config(verify=False)))
-    ended = tuple(EndedEpisodes(*entry) for entry in episodes)
+    ended = tuple(EndedEpisodes(*entry) for entry in meta["episodes"])
     return SavedProgress(restored.step, ended, env, str(resume), changed)
+
+
+def _are_ended_episodes(value: Any) -> bool:
+    """Return True for a list of tuples of `EndedEpisodes`, not longer than the window."""
+    return isinstance(value, list) and len(value) <= EPISODE_WINDOW and all(map(_is_ended_episodes, value))
 
 
 def _is_ended_episodes(entry: Any) -> bool:

@@ -1,8 +1,9 @@
 """Reads and writes the JSON files of a run; errors are `RunError`s that name the file."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: a line is damaged.
     """
-    return [_parse_row(line, f"{path}, line {n}") for n, line in enumerate(_lines(path), start=1)]
+    return [_parse_row(line, f"{path}, line {n}") for n, line in enumerate(_complete_lines(path).split(b"\n")[:-1], start=1)]
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -78,18 +79,16 @@ def drop_rows_after(path: Path, env_steps: int) -> None:
     Raises:
         RunError: the file cannot be read or written.
     """
-    rows, damaged = [], []
-    for number, line in enumerate(_lines(path), start=1):
-        try:
-            # A damaged file may have millions of lines: most of them are recognized by length, without the time of a parser.
-            if len(line) < len('{"env_steps":0}') or b'"env_steps"' not in line:
-                damaged.append(number)
-            elif _parse_row(line, "")["env_steps"] <= env_steps:
+    data = _complete_lines(path)
+    rows, readable = [], []
+    for number, line in _lines_with(b'"env_steps"', data):
+        with contextlib.suppress(RunError):
+            if _parse_row(line, "")["env_steps"] <= env_steps:
                 rows.append(line + b"\n")
-        except RunError:
-            damaged.append(number)
-    if damaged:
-        warn(f"{path}: {len(damaged):,} damaged lines were dropped, the first of which was line {damaged[0]:,}")
+            readable.append(number)
+    if damaged := data.count(b"\n") - len(readable):
+        first = next((n for n, number in enumerate(readable, start=1) if n != number), len(readable) + 1)
+        warn(f"{path}: {damaged:,} damaged lines were dropped, the first of which was line {first:,}")
     if os.path.lexists(path):
         _write(path, b"".join(rows))
 
@@ -100,8 +99,21 @@ def drop_incomplete_line(path: Path) -> None:
         os.truncate(path, _read(path, MAX_METRICS_BYTES).rfind(b"\n") + 1)
 
 
-def _lines(path: Path) -> list[bytes]:
-    return _read(path, MAX_METRICS_BYTES).split(b"\n")[:-1] if os.path.lexists(path) else []
+def _complete_lines(path: Path) -> bytes:
+    """Return the file's complete lines, of which each ends with a newline; none if there is no file."""
+    data = _read(path, MAX_METRICS_BYTES) if os.path.lexists(path) else b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _lines_with(word: bytes, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and text of each line with the word; a damaged file may have millions of other lines."""
+    number, start = 1, 0
+    while (found := data.find(word, start)) >= 0:
+        begin = data.rfind(b"\n", start, found) + 1 or start
+        end = data.index(b"\n", found)
+        number += data.count(b"\n", start, begin)
+        yield number, data[begin:end]
+        number, start = number + 1, end + 1
 
 
 def _read(path: Path, limit: int) -> bytes:
