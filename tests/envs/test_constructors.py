@@ -67,7 +67,7 @@ def test_arguments_of_gymnasiums_environments_are_rejected_for_those_in_jax(name
         envs.make("jax/CartPole-v1", **{name: value})
 
 
-def test_the_pool_of_initial_states_follows_the_cost_of_a_reset(monkeypatch):
+def test_the_pool_of_initial_states_follows_the_library(monkeypatch):
     assert envs.make("jax/CartPole-v1", num_envs=9).reset_pool is None
     given = envs.make("jax/CartPole-v1", num_envs=9, reset_pool=4)
     assert given.reset_pool == 4 and source_of(given).options["reset_pool"] == 4
@@ -76,6 +76,12 @@ def test_the_pool_of_initial_states_follows_the_cost_of_a_reset(monkeypatch):
     assert envs.make("jax/CartPole-v1", num_envs=9, reset_pool=None).reset_pool is None
     with pytest.raises(ValueError, match=r"make: reset_pool is for environments in JAX and must be left out for CartPole-v1"):
         envs.make("CartPole-v1", reset_pool=4)
+    with pytest.raises(
+        TypeError, match=r"make: reset_pool, where it is not 'auto', must be an integer in .* or None, got 'all'"
+    ):
+        envs.make("jax/CartPole-v1", reset_pool="all")
+    with pytest.raises(ValueError, match=r"make: reset_pool, .*must be an integer in \[1, 1048576\] or None, got 1000000000"):
+        envs.make("jax/CartPole-v1", reset_pool=10**9)
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def _choose_reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynam
     """
     if reset_pool == "auto":
         return math.ceil(num_envs / ENVS_PER_DRAWN_STATE) if str(dynamics.spec.id).startswith(COSTLY_RESETS) else None
-    check_integer("make", "reset_pool", reset_pool, optional=True, at_most=MAX_ENVS_IN_JAX)
+    check_integer("make", "reset_pool, where it is not 'auto',", reset_pool, optional=True, at_most=MAX_ENVS_IN_JAX)
     return reset_pool
 
 
