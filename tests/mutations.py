@@ -468,7 +468,7 @@ MUTATIONS = (
     # networks
     Mutation(
         "networks/recurrent.py",
-        "return self._step(_reset(initial, carry, first), features)",
+        "return self._step(reset(initial, carry, first), features)",
         "return self._step(carry, features)",
         ("networks/test_recurrent.py::test_all_steps_at_once_are_one_step_after_the_other",),
     ),

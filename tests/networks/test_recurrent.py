@@ -14,7 +14,8 @@ from polyak.core.types import Network, RecurrentNetwork
 from polyak.networks.actor_critic import check_actor_critic
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
-from polyak.networks.recurrent import GRU, LSTM, Recurrent, reset_carry, unroll
+from polyak.networks.recurrent import GRU, LSTM, Recurrent
+from polyak.networks.unroll import reset_carry, unroll
 from tests.agents.rollouts import same_bits, sample
 
 KEY = jax.random.key(0)

@@ -13,7 +13,7 @@ from polyak.core.spaces import Space
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Rollout, Variables
 from polyak.learning.check_rollout import check_carry, check_returns
-from polyak.networks.recurrent import unroll
+from polyak.networks.unroll import unroll
 from polyak.ops.distributions import Distribution, broadcast_params, for_space
 from polyak.ops.gradient_step import samples_in_cache
 from polyak.ops.losses import (

@@ -4,7 +4,7 @@ import jax
 from jaxtyping import Array
 
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
-from polyak.networks.recurrent import unroll
+from polyak.networks.unroll import unroll
 from polyak.ops.losses import flatten_steps
 from polyak.replay.replay import Replay
 from polyak.replay.sequences import SequenceObs, SequenceReplay

@@ -1,4 +1,4 @@
-"""Recurrent networks: an LSTM or a GRU between the dense layers and the head, and how they are unrolled."""
+"""The built-in recurrent networks: an LSTM or a GRU between the dense layers and the head."""
 
 import abc
 from typing import Any, ClassVar, TypeAlias
@@ -10,11 +10,12 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import integer, struct
-from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.core.types import PyTree, Variables
 from polyak.networks.feedforward import BuiltInNetwork, QHead
 from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
 from polyak.networks.layers import MAX_WIDTH, Layer, Torso
 from polyak.networks.policy_head import PolicyHead
+from polyak.networks.unroll import is_empty, reset, step_by_step, unroll
 
 Cell: TypeAlias = nnx.OptimizedLSTMCell | nnx.GRUCell
 
@@ -44,7 +45,7 @@ class _ActorCriticModule(nnx.Module):
 
         def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
             features, first = row
-            return self._step(_reset(initial, carry, first), features)
+            return self._step(reset(initial, carry, first), features)
 
         carry, outputs = jax.lax.scan(step, carry, (features, first))
         out = self._heads(jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), outputs))
@@ -139,7 +140,7 @@ class Recurrent(BuiltInNetwork):
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
         """`(out, carry, stats)` after one step, for obs leaves `[B, ...]`; carry `()` is the initial one."""
-        carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if _is_empty(carry) else carry
+        carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if is_empty(carry) else carry
         out, carry = nnx.merge(variables.graph, variables.params, variables.stats)((obs, carry))
         return out, carry, variables.stats
 
@@ -192,46 +193,16 @@ class GRU(Recurrent):
         return _zeros(batch_size, self.width)
 
 
-def reset_carry(network: Network, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
-    """The carry, reset to the initial carry for environments whose episode begins; unchanged without recurrent state.
-
-    Earlier values, NaN included, leave no trace. A carry of `()` is the initial one.
-    """
-    if not isinstance(network, RecurrentNetwork):
-        return carry
-    initial = network.initial_carry(len(first))
-    return _reset(initial, initial if _is_empty(carry) else carry, first)
-
-
-def unroll(
-    network: RecurrentNetwork, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree
+@unroll.register(Recurrent)
+def _unroll(
+    network: Recurrent, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The network along T time steps of B environments, `(out, carry)`; gradients flow back through time.
-
-        carry_t = initial where first_t else carry_{t-1};    out_t, carry_t = apply(variables, obs_t, carry_t)
-
-    Args:
-        network: unrolled as by `apply` step by step, up to rounding.
-        variables: the network's arrays.
-        obs: leaves `[T, B, ...]`.
-        first: an episode begins: its carry is reset before the step.
-        carry: leaves `[B, ...]`, before the first step; `()` is the initial one.
-
-    Returns:
-        out leaves `[T, B, ...]`, and the carry after the last step.
-    """
-    carry = network.initial_carry(first.shape[1]) if _is_empty(carry) else carry
-    if isinstance(network, Recurrent) and isinstance(network.head, PolicyAndValue):
-        module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)
-        return module.through_time(obs, first, carry)
-
-    def step(carry: PyTree, row: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
-        obs, first = row
-        out, carry, _ = network.apply(variables, obs, reset_carry(network, carry, first))
-        return carry, out
-
-    carry, out = jax.lax.scan(step, carry, (obs, first))
-    return out, carry
+    """`unroll` of an actor-critic with its layers applied to all steps at once, except the cells."""
+    if not isinstance(network.head, PolicyAndValue):
+        return step_by_step(network, variables, obs, first, carry)
+    carry = network.initial_carry(first.shape[1]) if is_empty(carry) else carry
+    module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)
+    return module.through_time(obs, first, carry)
 
 
 def _zeros(batch_size: int, width: int) -> Float[Array, "B width"]:
@@ -252,14 +223,6 @@ def _open_forget_gate(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jn
     return jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0], dtype), shape[0] // 4)
 
 
-def _reset(initial: PyTree, carry: PyTree, first: Bool[Array, " B"]) -> PyTree:
-    return jax.tree.map(lambda new, old: jnp.where(first.reshape(-1, *[1] * (old.ndim - 1)), new, old), initial, carry)
-
-
 def _split_steps(tree: PyTree, size: tuple[int, ...]) -> PyTree:
     """`[T, B, ...]` of `[T * B, ...]`."""
     return jax.tree.map(lambda x: x.reshape(*size, *x.shape[1:]), tree)
-
-
-def _is_empty(carry: PyTree) -> bool:
-    return isinstance(carry, tuple) and not carry

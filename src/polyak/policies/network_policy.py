@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
-from polyak.networks.recurrent import reset_carry
+from polyak.networks.unroll import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
 from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.normalize import ObsNormalizer
