@@ -45,7 +45,7 @@ from polyak.train.seeds import seed_directories
 from polyak.train.settings import TrainSettings
 from polyak.train.training import Training
 from polyak.train.worker_loops import split_over_workers
-from polyak.train.worker_settings import Workers
+from polyak.train.worker_settings import Workers, options_in
 from polyak.workers.learner_group import Learners
 from polyak.workers.ray_workers import ClusterError
 
@@ -202,18 +202,7 @@ def _workers(flags: TrainFlags) -> Workers | None:
         raise UsageError(f"--workers {flags.workers} must be left out with --loop {flags.loop}")
     if flags.num_envs % flags.workers:
         raise UsageError(f"--workers {flags.workers} must divide --num-envs {flags.num_envs}; set one of them")
-    return Workers(
-        flags.workers,
-        lag=flags.lag,
-        timeout=flags.worker_timeout,
-        start_timeout=flags.worker_start_timeout,
-        restarts=flags.worker_restarts,
-        on_env_error=flags.on_env_error,
-        min_workers=flags.min_workers,
-        shared_optimizer=flags.shared_optimizer,
-        max_staleness=flags.max_staleness,
-        address=flags.ray_address,
-    )
+    return Workers(flags.workers, address=flags.ray_address, **options_in(flags))
 
 
 def _learners(flags: TrainFlags, loop: str) -> Learners | None:

@@ -37,7 +37,7 @@ from polyak.train.devices import configure_devices, dispatch_synchronously, leav
 from polyak.train.evaluation import close_envs
 from polyak.train.resumption import ended_schedules, prepare_resumption, with_learners, with_workers
 from polyak.train.worker_loops import split_over_workers
-from polyak.train.worker_settings import Workers
+from polyak.train.worker_settings import Workers, options_in
 from polyak.workers.ray_workers import ClusterError
 
 
@@ -167,16 +167,7 @@ def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Wor
     """
     config, split = with_workers(config, flags.workers)
     if split is not None:
-        workers = Workers(
-            split.number,
-            timeout=flags.worker_timeout,
-            start_timeout=flags.worker_start_timeout,
-            restarts=flags.worker_restarts,
-            on_env_error=flags.on_env_error,
-            min_workers=flags.min_workers,
-            address=flags.ray_address,
-        )
-        return with_workers(config, workers)
+        return with_workers(config, Workers(split.number, address=flags.ray_address, **options_in(flags)))
     for name in ("worker_timeout", "worker_start_timeout", "worker_restarts", "on_env_error", "min_workers"):
         if getattr(flags, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name)} needs workers; give --workers N")

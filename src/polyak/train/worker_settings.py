@@ -21,7 +21,7 @@ CONFIG_FIELDS = {
     "max_staleness": "max_staleness",
     "max_bad": "max_bad",
 }
-"""The field of a run's config for each field of `WorkerOptions`."""
+"""The field of a run's config, and of the flags of a command, for each field of `WorkerOptions`."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,15 @@ class Workers:
         return dataclasses.replace(default or WorkerOptions(), **values)
 
 
+def options_in(settings: Any) -> dict[str, Any]:
+    """Return the options of workers in a run's config, or in the flags of a command, by their names in `WorkerOptions`."""
+    fields = vars(settings)
+    return {name: fields[field] for name, field in CONFIG_FIELDS.items() if field in fields}
+
+
 def options_of(config: RunConfig) -> WorkerOptions:
     """Return the options of workers in a run's config."""
-    return WorkerOptions(**{name: getattr(config, field) for name, field in CONFIG_FIELDS.items()})
+    return WorkerOptions(**options_in(config))
 
 
 def config_fields(options: WorkerOptions) -> dict[str, Any]:
