@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,27 +24,6 @@ Arrays: TypeAlias = tuple[TimeStep, PyTree, PyTree, PyTree]
 
 Update: TypeAlias = Callable[[list[Any], Array, Arrays], tuple[Any, ...]]
 """`update(leaves, means, arrays)`: leaves of the state, means of metrics, a rollout; returns the fields of `Learned`."""
-
-
-@runtime_checkable
-class ReplayPlace(Protocol):
-    """Puts an agent's replay into host memory, or leaves it in the agent's state."""
-
-    def take(self, state: LoopState) -> LoopState:
-        """Take the replay from the state; returns the state to train with."""
-        ...
-
-    def give_back(self, state: LoopState) -> LoopState:
-        """Return the state with the replay; the inverse of `take`."""
-        ...
-
-    def compile(self, arrays: Arrays) -> None:
-        """Compile for rollouts of these shapes."""
-        ...
-
-    def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
-        """Call `update` on the leaves of the state, the means and a rollout, with batches of the replay."""
-        ...
 
 
 class HostReplay:
@@ -134,6 +113,11 @@ class DeviceReplay:
     def learn(self, update: Update, leaves: list[Any], means: Array, arrays: Arrays) -> tuple[Any, ...]:
         """Call `update`."""
         return update(leaves, means, arrays)
+
+
+ReplayPlace: TypeAlias = HostReplay | DeviceReplay
+"""Where the replay is while the agent trains. `take` and `give_back` move it out of the loop's state and back; `learn` calls an
+update on the leaves of the state, the means and a rollout, with batches of the replay."""
 
 
 def host_device() -> jax.Device:
