@@ -21,8 +21,8 @@ from polyak.train.run_training import train_run
 from polyak.train.seeds import label_seed, train_in_parallel
 from polyak.train.summary import seed_table
 from polyak.train.training import Training, finish, record_stop, resume_command
-from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.ray_workers import ClusterError
+from polyak.workers.supervise import StoppedBeforeStart
 
 # Message of a signal during the final evaluation, which exits at once.
 TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evaluate`"

@@ -14,7 +14,8 @@ from polyak.train.seeds import run_seeds
 from polyak.train.settings import SeedSettings, TrainSettings
 from polyak.train.statistics import SeedStatistics, seed_statistics
 from polyak.train.worker_settings import Workers
-from polyak.workers.learner_group import Learners, StoppedBeforeStart
+from polyak.workers.learner_group import Learners
+from polyak.workers.supervise import StoppedBeforeStart
 
 __all__ = [
     "Evaluation",

@@ -39,10 +39,10 @@ from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.settings import TrainSettings
 from polyak.train.training import Start, Training, make_result, record_failure, train_here
-from polyak.workers.learner_group import MAX_LEARNERS, Learners, StoppedBeforeStart, run_group, start_here
+from polyak.workers.learner_group import MAX_LEARNERS, Learners, run_group, start_here
 from polyak.workers.ray_learners import RayLearners
 from polyak.workers.ray_workers import check_ray
-from polyak.workers.supervise import WorkerEvent
+from polyak.workers.supervise import StoppedBeforeStart, WorkerEvent
 
 CACHE_DIRECTORY = "jax_compilation_cache_dir"
 CACHE_SETTINGS = (

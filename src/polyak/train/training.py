@@ -29,8 +29,8 @@ from polyak.train.no_step import explain_no_step
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 from polyak.workers.asynchronous_loop import train_asynchronously
-from polyak.workers.learner_group import Learners, StoppedBeforeStart
-from polyak.workers.supervise import WorkerEvent
+from polyak.workers.learner_group import Learners
+from polyak.workers.supervise import StoppedBeforeStart, WorkerEvent
 from polyak.workers.worker_envs import WorkerEnvs
 from polyak.workers.worker_group import WorkerGroup, warn_of_failure
 

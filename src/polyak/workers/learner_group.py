@@ -20,7 +20,7 @@ import cloudpickle
 
 from polyak.core.checks import check_integer
 from polyak.workers.learner_process import JOINED, STOP, TRAINING, LearnerEnd, LearnerNote, LearnerStart
-from polyak.workers.supervise import WorkerEvent, back_off, last_line
+from polyak.workers.supervise import StoppedBeforeStart, WorkerEvent, back_off, last_line
 
 MAX_LEARNERS = 2**12
 """Maximum number of processes of a group."""
@@ -60,13 +60,6 @@ class LearnerLost(Exception):
     def __init__(self, rank: int, reason: str, *, has_joined: bool = True) -> None:
         super().__init__(f"learner {rank} {reason}")
         self.rank, self.reason, self.has_joined = rank, reason, has_joined
-
-
-class StoppedBeforeStart(Exception):
-    """A stop was requested before training began: workers had not started, or learners had not connected.
-
-    Raised during a restart of the learners too.
-    """
 
 
 @dataclass(frozen=True)

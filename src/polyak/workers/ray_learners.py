@@ -20,12 +20,12 @@ from polyak.workers.learner_group import (
     LearnerLost,
     Learners,
     LocalLearner,
-    StoppedBeforeStart,
     free_port,
 )
 from polyak.workers.learner_process import LearnerEnd, LearnerStart
 from polyak.workers.ray_workers import connect, first_line
 from polyak.workers.rollout_worker import installed_versions
+from polyak.workers.supervise import StoppedBeforeStart
 from polyak.workers.worker_group import check_versions
 
 

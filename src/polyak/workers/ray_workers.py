@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.rollout_worker import RolloutWorker, configure_process, find_sources
-from polyak.workers.supervise import WorkerLost, last_line
+from polyak.workers.supervise import StoppedBeforeStart, WorkerLost, last_line
 from polyak.workers.worker_output import RecordedWarnings, WarningsOfWorkers, WorkerWarning
 
 START_TRIES = 3

@@ -38,6 +38,13 @@ CLOSE_SECONDS = 2.0
 """Seconds to wait for environments to close; a worker may hang, or be in a rollout."""
 
 
+class StoppedBeforeStart(Exception):
+    """A stop was requested before training began: workers had not started, or learners had not connected.
+
+    Raised during a restart of the learners too.
+    """
+
+
 class WorkerLost(Exception):
     """A worker died; the message says how."""
 

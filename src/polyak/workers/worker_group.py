@@ -16,9 +16,8 @@ from polyak.core.types import EpisodeRecord, HostEnv, PyTree, TimeStep
 from polyak.core.warn import warn
 from polyak.loops.loop import check_spec
 from polyak.workers.gradient_worker import GradientTask
-from polyak.workers.learner_group import StoppedBeforeStart
 from polyak.workers.rollout_worker import Acting, Failure, WorkerStart, WorkerState, installed_versions
-from polyak.workers.supervise import Engine, Supervisor, WorkerEvent
+from polyak.workers.supervise import Engine, StoppedBeforeStart, Supervisor, WorkerEvent
 from polyak.workers.worker_output import WithOutputFile
 
 WAIT_SECONDS = 0.05
