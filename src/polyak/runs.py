@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from polyak.agents import AGENTS, agent_class
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_choice, check_integer
+from polyak.core.struct import check_settings, choice, integer, number
 from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Policy
 from polyak.export.archive import SPEC_CLASSES
@@ -121,29 +122,29 @@ class RunConfig:
     report_every: int | None
     checkpoint_every: int
     agent: Any
-    action_scaling: Literal["clip", "rescale"] = "clip"
+    action_scaling: Literal["clip", "rescale"] = choice(default="clip", choices=("clip", "rescale"))
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    threads: int | None = None
-    is_user_env: bool = False
+    threads: int | None = integer(default=None, at_most=MAX_THREADS, optional=True)
+    is_user_env: bool = choice(default=False, choices=(False, True))
     user_flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     env_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    eval_every: int | None = None
-    eval_episodes: int = 0
-    final_eval_episodes: int | None = None
-    eval_max_steps: int = MAX_EVALUATION_STEPS
-    checkpoint_replay: bool = True
-    workers: int | None = None
-    lag: int = 0
-    shared_optimizer: bool = True
-    max_staleness: int | None = None
-    max_bad: int = 10
-    worker_timeout: float = 60.0
-    worker_start_timeout: float = 300.0
-    worker_restarts: int = 100
-    on_env_error: Literal["raise", "restart"] = "raise"
-    min_workers: int | None = None
-    learners: int = 1
-    replay_on: Literal["device", "host"] = "device"
+    eval_every: int | None = integer(default=None, at_most=None, optional=True)
+    eval_episodes: int = integer(default=0, at_least=0, at_most=None)
+    final_eval_episodes: int | None = integer(default=None, at_least=0, at_most=None, optional=True)
+    eval_max_steps: int = integer(default=MAX_EVALUATION_STEPS, at_most=None)
+    checkpoint_replay: bool = choice(default=True, choices=(False, True))
+    workers: int | None = integer(default=None, at_most=MAX_WORKERS, optional=True)
+    lag: int = integer(default=0, at_least=0, at_most=MAX_LAG)
+    shared_optimizer: bool = choice(default=True, choices=(False, True))
+    max_staleness: int | None = integer(default=None, at_least=0, optional=True)
+    max_bad: int = integer(default=10)
+    worker_timeout: float = number(default=60.0, above=0.0)
+    worker_start_timeout: float = number(default=300.0, above=0.0)
+    worker_restarts: int = integer(default=100, at_least=0)
+    on_env_error: Literal["raise", "restart"] = choice(default="raise", choices=("raise", "restart"))
+    min_workers: int | None = integer(default=None, at_most=MAX_WORKERS, optional=True)
+    learners: int = integer(default=1, at_most=None)
+    replay_on: Literal["device", "host"] = choice(default="device", choices=("device", "host"))
 
     def __post_init__(self) -> None:
         for name in ("algorithm", "env"):
@@ -152,17 +153,12 @@ class RunConfig:
                 raise TypeError(f"run: {name} must be a str, got {value!r}")
             if not value.isprintable():
                 raise ValueError(f"run: {name} must be printable, got {value[:80]!r}")
-        for name in ("env_steps", "checkpoint_every", "learners", "eval_max_steps"):
+        for name in ("env_steps", "checkpoint_every"):
             check_integer("run", name, getattr(self, name))
-        for name in ("report_every", "eval_every"):
-            check_integer("run", name, getattr(self, name), optional=True)
+        check_integer("run", "report_every", self.report_every, optional=True)
         check_integer("run", "num_envs", self.num_envs, at_most=MAX_NUM_ENVS)
         check_integer("run", "devices", self.devices, at_most=MAX_DEVICES)
-        check_integer("run", "threads", self.threads, at_most=MAX_THREADS, optional=True)
-        check_integer("run", "workers", self.workers, at_most=MAX_WORKERS, optional=True)
-        check_integer("run", "lag", self.lag, at_least=0, at_most=MAX_LAG)
-        check_integer("run", "eval_episodes", self.eval_episodes, at_least=0)
-        check_integer("run", "final_eval_episodes", self.final_eval_episodes, at_least=0, optional=True)
+        check_settings(self, "run")
         if self.seed is not None:
             check_seed("run", "seed", self.seed)
         check_choice("run", "loop", self.loop, LOOPS)
@@ -171,22 +167,10 @@ class RunConfig:
             raise ValueError(f"run: workers must be a number with loop={loops}, else None, got {self.workers}")
         if self.loop == "asynchronous" and (self.lag or self.devices > 1):
             raise ValueError(f"run: lag must be 0 and devices 1 with loop='asynchronous', got {self.lag} and {self.devices}")
-        check_choice("run", "shared_optimizer", self.shared_optimizer, (False, True))
-        check_integer("run", "max_staleness", self.max_staleness, at_least=0, at_most=MAX_COUNT, optional=True)
-        check_integer("run", "max_bad", self.max_bad, at_most=MAX_COUNT)
-        check_number("run", "worker_timeout", self.worker_timeout, above=0.0)
-        check_number("run", "worker_start_timeout", self.worker_start_timeout, above=0.0)
-        check_integer("run", "worker_restarts", self.worker_restarts, at_least=0, at_most=MAX_COUNT)
-        check_choice("run", "on_env_error", self.on_env_error, ("raise", "restart"))
-        check_integer("run", "min_workers", self.min_workers, at_most=MAX_WORKERS, optional=True)
         if self.learners > 1 and self.loop != "compiled":
             raise ValueError(f"run: learners must be 1 with loop={self.loop!r}, got {self.learners}")
         if self.devices % self.learners:
             raise ValueError(f"run: learners={self.learners} must divide devices={self.devices}")
-        check_choice("run", "action_scaling", self.action_scaling, ("clip", "rescale"))
-        check_choice("run", "is_user_env", self.is_user_env, (False, True))
-        check_choice("run", "checkpoint_replay", self.checkpoint_replay, (False, True))
-        check_choice("run", "replay_on", self.replay_on, ("device", "host"))
         _check_env_kwargs(self.env_kwargs)
         _check_env_options(self.env_options)
         _check_user_flags(self.user_flags)

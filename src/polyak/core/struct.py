@@ -61,8 +61,8 @@ def number(
     return setting(default=default, check=check, static=static, used_if=used_if)
 
 
-def integer(*, default: int | None, at_least: int = 1, at_most: int = MAX_INT32, optional: bool = False) -> Any:
-    """A static `setting` that is an integer, at most the largest that JAX's default integers hold."""
+def integer(*, default: int | None, at_least: int = 1, at_most: int | None = MAX_INT32, optional: bool = False) -> Any:
+    """A static `setting` that is an integer, by default at most the largest that JAX's default integers hold."""
     check = functools.partial(check_integer, at_least=at_least, at_most=at_most, optional=optional)
     return setting(default=default, check=check, static=True)
 
@@ -72,18 +72,22 @@ def choice(*, default: Any, choices: tuple[Any, ...], used_if: tuple[str, Any] |
     return setting(default=default, check=functools.partial(check_choice, choices=choices), static=True, used_if=used_if)
 
 
-def check_settings(settings: Any) -> None:
+def check_settings(settings: Any, owner: str | None = None) -> None:
     """Run the check of every setting, and warn of settings without effect; called by `__post_init__`.
 
     Static NumPy and JAX scalars become Python values, because JAX compares static fields and cannot compare traced arrays.
 
+    Args:
+        owner: name in errors; None is the name of the class.
+
     Raises:
         TypeError, ValueError: the first invalid setting; or a static number that is an array of several or traced.
     """
+    owner = owner or type(settings).__name__
     for field in dataclasses.fields(settings):
         if "check" not in field.metadata:
             continue
-        owner, value = type(settings).__name__, getattr(settings, field.name)
+        value = getattr(settings, field.name)
         if field.metadata["static"] and isinstance(value, np.generic):
             value = value.item()
             object.__setattr__(settings, field.name, value)

@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
 import cloudpickle
 
 from polyak.core.checks import check_integer
+from polyak.core.struct import check_settings, integer
 from polyak.workers.learner_process import JOINED, STOP, TRAINING, LearnerEnd, LearnerNote, LearnerStart
 from polyak.workers.supervise import StoppedBeforeStart, WorkerEvent, back_off, last_line
 
@@ -78,18 +79,15 @@ class Learners:
     """
 
     number: int
-    restarts: int = 100
-    heartbeat: int = 10
-    start_timeout: int = 300
+    restarts: int = integer(default=100, at_least=0, at_most=None)
+    heartbeat: int = integer(default=10, at_most=None)
+    start_timeout: int = integer(default=300, at_most=None)
     address: str | None = None
-    timeout: int = 3600
+    timeout: int = integer(default=3600, at_most=None)
 
     def __post_init__(self) -> None:
         check_integer("train", "learners", self.number, at_most=MAX_LEARNERS)
-        check_integer("train", "restarts", self.restarts, at_least=0)
-        check_integer("train", "heartbeat", self.heartbeat)
-        check_integer("train", "start_timeout", self.start_timeout)
-        check_integer("train", "timeout", self.timeout)
+        check_settings(self, "train")
         if self.address == "":
             raise ValueError("train: ray_address must be HOST:PORT or auto, got an empty one")
 

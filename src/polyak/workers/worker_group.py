@@ -10,8 +10,9 @@ import cloudpickle
 import jax
 import numpy as np
 
-from polyak.core.checks import check_choice, check_integer, check_number
+from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
+from polyak.core.struct import check_settings, choice, integer, number
 from polyak.core.types import EpisodeRecord, HostEnv, PyTree, TimeStep
 from polyak.core.warn import warn
 from polyak.loops.loop import check_spec
@@ -52,26 +53,18 @@ class WorkerOptions:
         TypeError, ValueError: an option is out of range.
     """
 
-    lag: int = 0
-    timeout: float = 60.0
-    start_timeout: float = 300.0
-    restarts: int = 100
-    on_env_error: Literal["raise", "restart"] = "raise"
-    min_workers: int | None = None
-    shared_optimizer: bool = True
-    max_staleness: int | None = None
-    max_bad: int = 10
+    lag: int = integer(default=0, at_least=0, at_most=None)
+    timeout: float = number(default=60.0, above=0.0)
+    start_timeout: float = number(default=300.0, above=0.0)
+    restarts: int = integer(default=100, at_least=0, at_most=None)
+    on_env_error: Literal["raise", "restart"] = choice(default="raise", choices=("raise", "restart"))
+    min_workers: int | None = integer(default=None, at_most=None, optional=True)
+    shared_optimizer: bool = choice(default=True, choices=(False, True))
+    max_staleness: int | None = integer(default=None, at_least=0, at_most=None, optional=True)
+    max_bad: int = integer(default=10, at_most=None)
 
     def __post_init__(self) -> None:
-        check_integer("train", "lag", self.lag, at_least=0)
-        check_number("train", "timeout", self.timeout, above=0.0)
-        check_number("train", "start_timeout", self.start_timeout, above=0.0)
-        check_integer("train", "restarts", self.restarts, at_least=0)
-        check_choice("train", "on_env_error", self.on_env_error, ("raise", "restart"))
-        check_integer("train", "min_workers", self.min_workers, optional=True)
-        check_choice("train", "shared_optimizer", self.shared_optimizer, (False, True))
-        check_integer("train", "max_staleness", self.max_staleness, at_least=0, optional=True)
-        check_integer("train", "max_bad", self.max_bad)
+        check_settings(self, "train")
 
 
 class WorkerGroup:
