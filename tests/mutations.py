@@ -479,7 +479,7 @@ MUTATIONS = (
         ("networks/test_q_network.py::test_the_mean_advantage_of_a_dueling_network_is_zero",),
     ),
     Mutation(
-        "networks/noisy.py",
+        "networks/layers.py",
         "jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))",
         "jnp.sign(noise) * jnp.abs(noise)",
         ("networks/test_q_network.py::test_noise_of_a_layer_has_the_mean_and_variance_of_factorised_noise",),

@@ -10,7 +10,7 @@ import pytest
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.networks.feedforward import MLP, NatureCNN
 from polyak.networks.heads import Quantiles, QValues
-from polyak.networks.noisy import NoisyLayer
+from polyak.networks.layers import NoisyLayer
 from polyak.networks.q_network import ExpectedValues, is_noisy, q_network_or_default
 
 KEY = jax.random.key(0)

@@ -28,9 +28,9 @@ from polyak.networks.layers import (
     has_images,
     make_layer,
     set_widths,
+    split_key,
     warn_of_flat_images,
 )
-from polyak.networks.noisy import split_key
 from polyak.networks.policy_head import PolicyHead
 from polyak.ops.value_distributions import midpoints
 

@@ -19,7 +19,6 @@ from polyak.core.warn import warn
 from polyak.kernels.convolution import convolve
 from polyak.kernels.matmul import matmul
 from polyak.networks.initializers import constant, orthogonal, uniform
-from polyak.networks.noisy import NoisyLayer, split_key
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -39,6 +38,9 @@ MAX_SMALL_BATCH = 256
 # Methods and attributes of `nnx.Dict`: an entry of such a name would hide one, or be hidden.
 RESERVED_NAMES = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
 
+
+INITIAL_STD = 0.5
+"""Initial σ of the noise in a `NoisyLayer` of one input."""
 
 MAX_LAYERS, MAX_WIDTH = 256, 2**16
 """Limits of the networks that settings, which may come from a file, can define."""
@@ -141,6 +143,44 @@ class Layer(nnx.Module):
         """Compute x · W + b for each row; there is no noise to draw with the key."""
         y = matmul(x, self.kernel[...])
         return y + self.bias.reshape(*(1,) * (y.ndim - 1), -1)
+
+
+class NoisyLayer(nnx.Module):
+    """A linear layer with factorized Gaussian noise.
+
+        y = (μ + σ ∘ f(ε_in) f(ε_out)ᵀ) x + μ_b + σ_b ∘ f(ε_out),    f(ε) = sign(ε) √|ε|
+
+    Each row has its own noise. Without a key, σ counts as 0.
+
+    Source: Fortunato et al. 2018, arXiv:1706.10295, eqs. 9 to 11.
+    """
+
+    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+        mean, std = uniform(inputs**-0.5), constant(INITIAL_STD * inputs**-0.5)
+        self.kernel = nnx.Param(mean(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(mean(rngs.params(), (outputs,), jnp.float32))
+        self.kernel_std = nnx.Param(std(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias_std = nnx.Param(std(rngs.params(), (outputs,), jnp.float32))
+
+    def __call__(self, x: Float[Array, "rows inputs"], key: PRNGKeyArray | None) -> Float[Array, "rows outputs"]:
+        """Y of each row."""
+        mean = matmul(x, self.kernel[...]) + self.bias[...][None]
+        if key is None:
+            return mean
+        keys = jax.random.split(key)
+        noise_in, noise_out = (_noise(key, (len(x), width)) for key, width in zip(keys, self.kernel.shape, strict=True))
+        # (σ ∘ f_in f_outᵀ) x = f_out ∘ (σ (f_in ∘ x)): no matrix of noise for each row.
+        return mean + noise_out * (matmul(noise_in * x, self.kernel_std[...]) + self.bias_std[...][None])
+
+
+def split_key(key: PRNGKeyArray | None, count: int) -> list[PRNGKeyArray | None]:
+    """Keys of `count` layers; None for each without a key."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _noise(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "rows width"]:
+    noise = jax.random.normal(key, shape, jnp.float32)
+    return jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
 
 
 def make_layer(inputs: int, outputs: int, settings: DenseSettings, gain: float, rngs: nnx.Rngs) -> Layer | NoisyLayer:
