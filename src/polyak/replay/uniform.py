@@ -13,12 +13,13 @@ from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
 from polyak.ops.schedules import Count
-from polyak.replay.check_rows import check_rows, check_stacks
 from polyak.replay.frames import Padding, newest_frames, observations
 from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_capacity
 
 # Independent draws of each sample until one is a transition. Where one row in 20 only resets, all four miss once in 160,000.
 DRAWS = 4
+
+_NAMES = ("obs", "action", "action_mask")
 
 
 @struct
@@ -58,7 +59,7 @@ class UniformReplay(Replay):
             ValueError: observations are no stacks of `frame_stack` frames.
         """
         if self.frame_stack > 1:
-            check_stacks(obs, self.frame_stack)
+            _check_stacks(obs, self.frame_stack)
             obs = jax.tree.map(lambda x: x[-1], obs)
 
         def storage(x: Any) -> Array:
@@ -99,7 +100,7 @@ class UniformReplay(Replay):
             rows = dataclasses.replace(rows, obs=newest_frames(rows.obs), game_first=is_first)
         if state.rows.first is not None:
             rows = dataclasses.replace(rows, first=rollout.time_steps.first)
-        check_rows(rows, state.rows)
+        _check_rows(rows, state.rows)
         layout = jnp.array([slots, num_envs, num_steps], jnp.uint32)
         is_same = jnp.all(state.layout == layout)
         position, size = (jnp.where(is_same, x, jnp.uint32(0)) for x in (state.position, state.size))
@@ -242,3 +243,37 @@ def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, "
 def _write(old: Shaped[Array, "capacity ..."], new: Shaped[Array, "N ..."], start: Int32[Array, ""]) -> Array:
     written: Array = jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0)
     return written
+
+
+def _check_rows(rows: Any, stored: Any) -> None:
+    """Check that a rollout has the arrays that the replay was created for.
+
+    Args:
+        rows: with `obs`, `action` and `action_mask`, leaves `[T, B, ...]`.
+        stored: the same names, leaves `[capacity, ...]`.
+
+    Raises:
+        ValueError: the first leaf that differs, with both shapes.
+    """
+    got, wanted = (jax.tree_util.tree_leaves_with_path((tree.obs, tree.action, tree.action_mask)) for tree in (rows, stored))
+    if [path for path, _ in got] != [path for path, _ in wanted]:
+        raise ValueError("Replay: observations, actions and masks must have the trees of the replay")
+    for (path, x), (_, y) in zip(got, wanted, strict=True):
+        if (x.shape[2:], x.dtype) != (y.shape[1:], y.dtype):
+            name = _NAMES[path[0].idx] + jax.tree_util.keystr(path[1:])
+            raise ValueError(f"Replay: {name} must be {y.dtype}{list(y.shape[1:])}, got {x.dtype}{list(x.shape[2:])}")
+
+
+def _check_stacks(obs: PyTree, frame_stack: int) -> None:
+    """Check that observations are stacks of `frame_stack` frames, along their first axis.
+
+    Raises:
+        ValueError: a leaf has another first axis, or none.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(obs):
+        if jnp.ndim(leaf) < 2 or jnp.shape(leaf)[0] != frame_stack:
+            raise ValueError(
+                f"Replay: with frame_stack={frame_stack} obs{jax.tree_util.keystr(path)} must be that number of frames along "
+                f"its first axis, got shape {jnp.shape(leaf)}; the environment stacks them, and frame_stack=1 stores "
+                f"observations unchanged"
+            )
