@@ -50,8 +50,7 @@ def stopped_at(monkeypatch):
 
             return (interrupt, *writers(run, config, start))
 
-        for module in ("training", "seeds"):
-            monkeypatch.setattr(f"polyak.train.{module}.writers", with_signal)
+        monkeypatch.setattr("polyak.train.training.writers", with_signal)
 
     return arrange
 

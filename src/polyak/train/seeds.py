@@ -17,7 +17,7 @@ from polyak.envs.constructors import is_in_jax
 from polyak.loops.seeds_loop import compiled_seeds
 from polyak.presets import preset
 from polyak.runs import check_seed
-from polyak.storage.run_directory import RunError
+from polyak.storage.run_files import RunError, make_directory
 from polyak.train.devices import configure_devices_for_seeds
 from polyak.train.display import Screen, SeedReports, show_progress
 from polyak.train.interrupt import catch_interrupt
@@ -29,14 +29,13 @@ from polyak.train.summary import make_summary, seed_table
 from polyak.train.training import (
     Training,
     finish,
+    join_callbacks,
     make_result,
     name_interrupt,
     periodic_evaluation,
     record_failure,
     save_last,
-    with_eval_every,
     with_evaluations,
-    writers,
 )
 
 
@@ -117,10 +116,7 @@ def seed_directories(parent: Path, seeds: Iterable[int]) -> dict[int, Path]:
     """
     if os.path.lexists(parent) and (parent.is_symlink() or not parent.is_dir() or any(parent.iterdir())):
         raise RunError(f"{parent}: the runs of several seeds need a directory that is new or empty")
-    try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{parent}: cannot be created: {error.strerror}") from error
+    make_directory(parent)
     return {seed: parent / f"seed-{seed}" for seed in seeds}
 
 
@@ -210,16 +206,8 @@ def train_in_parallel(
             env_steps=first.env_steps,
             keys=keys,
             callbacks=[
-                [
-                    notes[i],
-                    *evaluation,
-                    *with_eval_every(seed_callbacks, first.eval_every),
-                    reports.callback_of(i),
-                    *(writers(training.run, training.config, training.start) if training.run else []),
-                ]
-                for i, (training, evaluation, seed_callbacks) in enumerate(
-                    zip(trainings, evaluations, callbacks or [()] * count, strict=True)
-                )
+                join_callbacks(training, notes[i], evaluations[i], callbacks[i] if callbacks else (), reports.callback_of(i))
+                for i, training in enumerate(trainings)
             ],
             report_every=first.report_every,
             should_stop=should_stop,

@@ -104,11 +104,7 @@ def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
 
 
 def train_here(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
-    """Train in this process, and save the final state in the run directory.
-
-    Callbacks are called in this order: the periodic evaluation, the caller's callbacks, the display, and the writers, so that
-    metrics that a callback adds are written.
-    """
+    """Train in this process, and save the final state in the run directory."""
     config, run, start = training.config, training.run, training.start
     loop: Any = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously}[config.loop]
     split: dict[str, Any] = {} if config.loop == "asynchronous" else {"devices": config.devices}
@@ -128,13 +124,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             training.env,
             env_steps=config.env_steps,
             key=training.key,
-            callbacks=[
-                *notes,
-                *evaluation,
-                *with_eval_every(callbacks, config.eval_every),
-                display,
-                *(writers(run, config, start) if run else []),
-            ],
+            callbacks=join_callbacks(training, notes[0], evaluation, callbacks, display),
             report_every=config.report_every,
             **split,
             resume_from=start.state,
@@ -147,13 +137,19 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     return with_evaluations(make_result(training, trained, snapshot), evaluation)
 
 
-def with_eval_every(callbacks: Sequence[Callback], eval_every: int | None) -> list[Callback]:
-    """Let a caller's callbacks know from the progress how often the training is evaluated."""
+def join_callbacks(
+    training: Training, note: Callback, evaluation: Sequence[Callback], callbacks: Sequence[Callback], display: Callback
+) -> list[Callback]:
+    """Return all callbacks of a training; the writers come last, so that metrics that a callback adds are written.
+
+    The caller's callbacks learn from the progress how often the training is evaluated.
+    """
+    config, run = training.config, training.run
 
     def wrap(callback: Callback) -> Callback:
-        return lambda progress, *rest: callback(dataclasses.replace(progress, eval_every=eval_every), *rest)
+        return lambda progress, *rest: callback(dataclasses.replace(progress, eval_every=config.eval_every), *rest)
 
-    return [wrap(callback) for callback in callbacks]
+    return [note, *evaluation, *map(wrap, callbacks), display, *(writers(run, config, training.start) if run else ())]
 
 
 def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
@@ -206,6 +202,10 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     else:
         console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps; continue with: {resume_command(training)}")
     if run is not None and result.stopped is None:
+        console.print_line(f"run: {run.directory}")
+    return result
+
+
 def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, float]) -> str | None:
     """Explain why no gradient step was taken; None if a step was taken, or if the agent does not report gradient steps.
 
@@ -238,10 +238,6 @@ def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) 
         return applied > 0
     # Other agents count updates, not gradient steps.
     return updates > metrics.get("train/consecutive_skipped_updates", 0)
-
-
-        console.print_line(f"run: {run.directory}")
-    return result
 
 
 def make_result(training: Training, trained: TrainResult, snapshot: dict[str, Any] | None) -> Result:
