@@ -24,14 +24,14 @@ from polyak.train.display import Display
 REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/success_rate"
 
 
-def make_env(config: RunConfig, num_envs: int, *, import_modules: bool = False) -> Env | HostEnv:
+def make_env(config: RunConfig, num_envs: int) -> Env | HostEnv:
     """Create copies of the run's environment, with its settings."""
     return envs.make(
         config.env,
         num_envs=num_envs,
         action_scaling=config.action_scaling,
         env_kwargs=config.env_kwargs,
-        import_modules=import_modules,
+        import_modules=False,
         **config.env_options,
     )
 

@@ -1,7 +1,6 @@
 """Training with workers: environments split over Ray processes on one or several machines."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +18,11 @@ from polyak.workers.worker_group import WorkerGroup, WorkerOptions
 from polyak.workers.worker_rollouts import check_lag
 
 
-def split_over_workers(
-    env: Env | HostEnv, num_envs: int, workers: Workers, should_stop: Callable[[], bool] = lambda: False
-) -> WorkerEnvs:
+def split_over_workers(env: Env | HostEnv, num_envs: int, workers: Workers) -> WorkerEnvs:
     """Create copies of an environment, split over workers; the environment is closed.
 
     Args:
         env: one copy, used only for its spec and its source.
-        should_stop: called while waiting for the start of workers.
 
     Raises:
         ValueError: the environment is in JAX, was passed as an object, or cannot be split.
@@ -57,7 +53,6 @@ def split_over_workers(
             lambda: RayWorkers(workers.number, workers.address, should_stop=lambda: group.should_stop())
         )
         group = WorkerGroup(parts, env.spec, num_envs, make_engine, workers.options())
-        group.should_stop = should_stop
         group.is_on_this_machine = workers.make_engine is None and workers.address is None
         if workers.address is not None:
             group.on_start = print

@@ -164,7 +164,6 @@ class RayWorkers:
         workers: number of workers.
         address: address of a cluster, as for `ray.init`; None starts a private Ray on this machine, on loopback and with a
             token, which ends with this process.
-        store_bytes: shared memory of a private Ray; None is 64 MiB per worker.
         should_stop: called while a private Ray starts.
 
     Raises:
@@ -178,7 +177,6 @@ class RayWorkers:
         self,
         workers: int,
         address: str | None = None,
-        store_bytes: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         _check_installed()
@@ -186,8 +184,7 @@ class RayWorkers:
         self._head: subprocess.Popen[str] | None = None
         self._directory = ""
         if address is None:
-            size = store_bytes or max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER)
-            address = self._start_head(workers, size)
+            address = self._start_head(workers, max(MIN_STORE_BYTES, workers * STORE_BYTES_PER_WORKER))
         try:
             self._ray = connect(address)
         except BaseException:
