@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from polyak.networks.heads import QValues as QValues
     from polyak.networks.recurrent import GRU as GRU
     from polyak.networks.recurrent import LSTM as LSTM
+    from polyak.ops.optax_updates import apply_updates as apply_updates
+    from polyak.ops.optax_updates import incremental_update as incremental_update
+    from polyak.ops.optax_updates import periodic_update as periodic_update
     from polyak.ops.schedules import Linear as Linear
-    from polyak.ops.updates import apply_updates as apply_updates
-    from polyak.ops.updates import incremental_update as incremental_update
-    from polyak.ops.updates import periodic_update as periodic_update
     from polyak.ops.updates import soft_update as soft_update
     from polyak.policies.python.policy import PythonPolicy as PythonPolicy
     from polyak.replay.prioritized import PrioritizedReplay as PrioritizedReplay
@@ -91,8 +91,9 @@ _MODULES = {
     "networks.feedforward": ("MLP", "NatureCNN"),
     "networks.heads": ("PolicyAndValue", "QValues", "Quantiles"),
     "networks.recurrent": ("GRU", "LSTM"),
+    "ops.optax_updates": ("apply_updates", "incremental_update", "periodic_update"),
     "ops.schedules": ("Linear",),
-    "ops.updates": ("apply_updates", "incremental_update", "periodic_update", "soft_update"),
+    "ops.updates": ("soft_update",),
     "policies.python.policy": ("PythonPolicy",),
     "replay.prioritized": ("PrioritizedReplay",),
     "replay.sequences": ("SequenceReplay",),

@@ -8,7 +8,8 @@ import pytest
 
 from polyak.core.tree_check import check_same_tree
 from polyak.core.types import Variables
-from polyak.ops.updates import apply_updates, incremental_update, periodic_update, soft_update
+from polyak.ops.optax_updates import apply_updates, incremental_update, periodic_update
+from polyak.ops.updates import soft_update
 from tests.ops.bits import bits, tree
 
 UPDATES = {

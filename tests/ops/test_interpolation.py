@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyak.ops.updates import apply_updates, incremental_update, soft_update
+from polyak.ops.optax_updates import apply_updates, incremental_update
+from polyak.ops.updates import soft_update
 from tests.ops.bits import INF, NAN, same_bits, tree
 
 SHAPES = [(), (3,), (1, 3)]

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.core.types import Variables
-from polyak.ops.updates import apply_updates, incremental_update, is_valid_tau, periodic_update, soft_update
+from polyak.ops.optax_updates import apply_updates, incremental_update, periodic_update
+from polyak.ops.updates import is_valid_tau, soft_update
 from tests.ops.bits import INF, NAN, same_bits, sharded, tree
 
 
