@@ -1,9 +1,8 @@
 """Check settings, and that the step of an environment keeps its types; errors name the value, and what was expected."""
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -90,25 +89,6 @@ def check_key(owner: str, key: Any) -> None:
     if not isinstance(key, jax.Array | np.ndarray):
         wanted = f"jax.random.key({key})" if isinstance(key, int) else "jax.random.key(0)"
         raise TypeError(f"{owner}: key must be a JAX key, got {key!r:.80}; pass key={wanted}")
-
-
-def check_callbacks(owner: str, callbacks: Any) -> None:
-    """Check that callbacks are functions of `(progress, metrics, state)` in a sequence.
-
-    Raises:
-        TypeError: `callbacks` is one function, or a callback takes other arguments; the message names it.
-    """
-    if not isinstance(callbacks, Sequence):
-        raise TypeError(f"{owner}: callbacks must be a list of functions, got {callbacks!r:.80}; pass callbacks=[...]")
-    for callback in callbacks:
-        name = getattr(callback, "__name__", type(callback).__name__)
-        try:
-            inspect.signature(callback).bind(None, None, None)
-        except TypeError:
-            wanted = f"{owner}: callback {name} must be a function of (progress, metrics, state)"
-            raise TypeError(f"{wanted}, got {callback!r:.80}") from None
-        except ValueError:  # a function in C does not tell
-            continue
 
 
 def check_choice(owner: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -1,6 +1,7 @@
-"""Validates the outputs of user-defined agents, so that errors name the agent's method and not an operation of XLA."""
+"""Validates agents, policies and callbacks of users, and what agents return: errors name a method, not an operation of XLA."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +50,25 @@ def check_policy_methods(owner: str, policy: Any) -> None:
         f"{wanted}; wrap a function f with PythonPolicy(f, env.spec), an exported policy with "
         "PythonPolicy(policy.as_python(), env.spec)"
     )
+
+
+def check_callbacks(owner: str, callbacks: Any) -> None:
+    """Check that callbacks are functions of `(progress, metrics, state)` in a sequence.
+
+    Raises:
+        TypeError: `callbacks` is one function, or a callback takes other arguments; the message names it.
+    """
+    if not isinstance(callbacks, Sequence):
+        raise TypeError(f"{owner}: callbacks must be a list of functions, got {callbacks!r:.80}; pass callbacks=[...]")
+    for callback in callbacks:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        try:
+            inspect.signature(callback).bind(None, None, None)
+        except TypeError:
+            wanted = f"{owner}: callback {name} must be a function of (progress, metrics, state)"
+            raise TypeError(f"{wanted}, got {callback!r:.80}") from None
+        except ValueError:  # a function in C does not tell
+            continue
 
 
 def check_update(agent: Agent, before: PyTree, result: Any) -> None:

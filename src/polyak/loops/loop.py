@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 
-from polyak.core.checks import check_callbacks, check_integer, check_key
+from polyak.core.checks import check_integer, check_key
 from polyak.core.printing import short_repr
 from polyak.core.space_check import check_step_arrays
 from polyak.core.spaces import EnvSpec
@@ -35,7 +35,7 @@ from polyak.core.types import (
     TimeStep,
     copy_buffers,
 )
-from polyak.loops.agent_check import check_agent, check_update
+from polyak.loops.agent_check import check_agent, check_callbacks, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
 from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay

@@ -14,11 +14,12 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from polyak.core.checks import check_callbacks, check_integer
+from polyak.core.checks import check_integer
 from polyak.core.policy_faults import check_error_flags, has_error_flags
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, Metrics, PyTree, State
 from polyak.core.warn import warn
+from polyak.loops.agent_check import check_callbacks
 from polyak.loops.compiled_loop import (
     CHUNK_SECONDS,
     MAX_CHUNK_STEPS,

@@ -9,10 +9,11 @@ from typing import Any, cast
 import jax
 
 from polyak import envs
-from polyak.core.checks import check_callbacks, check_integer
+from polyak.core.checks import check_integer
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.core.warn import warn
+from polyak.loops.agent_check import check_callbacks
 from polyak.loops.compiled_loop import start_compiled
 from polyak.loops.host_actor import acts_in_numpy
 from polyak.loops.host_loop import as_host_env, reset

@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.checks import check_callbacks, check_key
+from polyak.core.checks import check_key
 from polyak.core.docstrings import attribute_texts, entries, with_inherited
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.loops.agent_check import check_callbacks
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target
 from polyak.runs import MAX_EVALUATION_STEPS, check_seed
