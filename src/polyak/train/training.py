@@ -243,14 +243,8 @@ def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) 
 def make_result(training: Training, trained: TrainResult, snapshot: dict[str, Any] | None) -> Result:
     """Convert the result of a loop to a `Result`."""
     return Result(
-        agent=training.config.agent,
-        state=trained.state,
-        loop_state=trained.loop_state,
-        progress=trained.progress,
-        metrics=trained.metrics,
+        **vars(trained) | {"agent": training.config.agent},
         config=training.config,
-        stopped=trained.stopped,
-        diagnosis=trained.diagnosis,
         run_dir=training.run.directory if training.run else None,
         env=training.eval_env or training.env,
         snapshot=snapshot,
