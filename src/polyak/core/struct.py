@@ -31,7 +31,7 @@ def static(**options: Any) -> Any:
 
 def setting(
     *,
-    default: Any,
+    default: Any = dataclasses.MISSING,
     check: Callable[[str, str, Any], None],
     static: bool = False,
     used_if: tuple[str, Any] | None = None,
@@ -48,7 +48,7 @@ def setting(
 
 def number(
     *,
-    default: float | None,
+    default: Any = dataclasses.MISSING,
     at_least: float = -math.inf,
     at_most: float = math.inf,
     above: float = -math.inf,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.checks import check_number
-from polyak.core.struct import struct
+from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import Scalar
 
 MAX_COUNT = 2**32 - 1
@@ -79,10 +79,10 @@ class Constant:
         ValueError: the value is not finite.
     """
 
-    value: Scalar
+    value: Scalar = number()
 
     def __post_init__(self) -> None:
-        check_number("Constant", "value", self.value)
+        check_settings(self)
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
         """The value."""
@@ -102,14 +102,12 @@ class Linear:
     0.0001500000071246177
     """
 
-    start: Scalar
-    end: Scalar = 0.0
-    env_steps: Scalar = 1_000_000.0
+    start: Scalar = number()
+    end: Scalar = number(default=0.0)
+    env_steps: Scalar = number(default=1_000_000.0, above=0)
 
     def __post_init__(self) -> None:
-        check_number("Linear", "start", self.start)
-        check_number("Linear", "end", self.end)
-        check_number("Linear", "env_steps", self.env_steps, above=0)
+        check_settings(self)
         object.__setattr__(self, "env_steps", _as_leaf(self.env_steps))
 
     def __call__(self, env_steps: Count) -> Float[Array, ""]:
@@ -133,17 +131,14 @@ class Exponential:
     0.25
     """
 
-    start: Scalar
-    factor: Scalar = 0.5
-    env_steps: Scalar = 1_000_000.0
-    end: Scalar = 0.0
+    start: Scalar = number(above=0)
+    factor: Scalar = number(default=0.5, above=0, at_most=1)
+    env_steps: Scalar = number(default=1_000_000.0, above=0)
+    end: Scalar = number(default=0.0, at_least=0)
 
     def __post_init__(self) -> None:
-        check_number("Exponential", "start", self.start, above=0)
-        check_number("Exponential", "factor", self.factor, above=0, at_most=1)
-        check_number("Exponential", "env_steps", self.env_steps, above=0)
+        check_settings(self)
         object.__setattr__(self, "env_steps", _as_leaf(self.env_steps))
-        check_number("Exponential", "end", self.end, at_least=0)
         if not any(isinstance(x, jax.core.Tracer) for x in (self.start, self.end)) and np.any(self.end > self.start):
             raise ValueError(f"Exponential: end must be at most start={self.start}, got {self.end}")
 
