@@ -38,7 +38,7 @@ from polyak.train.devices import start_jax
 from polyak.train.display import Screen
 from polyak.train.result import Result
 from polyak.train.settings import TrainSettings
-from polyak.train.training import Start, Training, make_result, record_failure, train_here
+from polyak.train.training import Start, Training, make_result, record_failure, report_event, train_here
 from polyak.workers.learner_group import MAX_LEARNERS, Learners, run_group, start_here
 from polyak.workers.ray_learners import RayLearners
 from polyak.workers.ray_workers import check_ray
@@ -283,12 +283,8 @@ def drop_incomplete_programs(cache: Path | None) -> None:
 
 
 def _report(run: Run, console: Screen, cache: Path | None, event: WorkerEvent) -> None:
-    """Append the death of a learner to `workers.jsonl`, and print it."""
+    """Report the death of a learner."""
     drop_incomplete_programs(cache)
-    run.append_worker_event({"time": time.time(), "learner": event.worker, "event": event.event, "detail": event.detail})
-    if event.event == "failed":
-        message = f"learner {event.worker} {event.detail}; restarting all learners from the newest checkpoint"
-        if console.quiet:
-            warn(message)
-        else:
-            console.print_line(message)
+    failure = f"learner {event.worker} {event.detail}; restarting all learners from the newest checkpoint"
+    row = {"learner": event.worker, "event": event.event, "detail": event.detail}
+    report_event(run, console, row, failure if event.event == "failed" else None)

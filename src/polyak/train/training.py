@@ -30,9 +30,9 @@ from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.learner_group import Learners
-from polyak.workers.supervise import StoppedBeforeStart, WorkerEvent
+from polyak.workers.supervise import StoppedBeforeStart
 from polyak.workers.worker_envs import WorkerEnvs
-from polyak.workers.worker_group import WorkerGroup, warn_of_failure
+from polyak.workers.worker_group import WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -157,23 +157,19 @@ def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
 
     The output of workers on other machines stays in Ray's logs.
     """
-    group.on_event = _report_events(run, console)
+    group.on_event = lambda event: report_event(run, console, dataclasses.asdict(event), event.failure())
     if run is not None and group.is_on_this_machine:
         group.output_directory = run.directory / WORKER_OUTPUT
 
 
-def _report_events(run: Run | None, console: Screen) -> Callable[[WorkerEvent], None]:
-    """Return a function that appends events to `workers.jsonl`, and prints failures; with a quiet console it warns."""
-
-    def report(event: WorkerEvent) -> None:
-        if run is not None:
-            run.append_worker_event({"time": time.time(), **dataclasses.asdict(event)})
-        if console.quiet:
-            warn_of_failure(event)
-        elif (failure := event.failure()) is not None:
-            console.print_line(failure)
-
-    return report
+def report_event(run: Run | None, console: Screen, row: Mapping[str, Any], failure: str | None) -> None:
+    """Append an event of a worker or a learner to `workers.jsonl`, and print its failure; with a quiet console, warn of it."""
+    if run is not None:
+        run.append_worker_event({"time": time.time(), **row})
+    if failure is not None and console.quiet:
+        warn(f"train: {failure}")
+    elif failure is not None:
+        console.print_line(failure)
 
 
 def finish(training: Training, result: Result, console: Screen) -> Result:
