@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from polyak.networks.heads import PolicyAndValue as PolicyAndValue
     from polyak.networks.heads import Quantiles as Quantiles
     from polyak.networks.heads import QValues as QValues
+    from polyak.networks.pair import ActorAndCritic as ActorAndCritic
     from polyak.networks.recurrent import GRU as GRU
     from polyak.networks.recurrent import LSTM as LSTM
     from polyak.ops.optax_updates import apply_updates as apply_updates
@@ -90,6 +91,7 @@ _MODULES = {
     "networks.critics": ("Critics",),
     "networks.feedforward": ("MLP", "NatureCNN"),
     "networks.heads": ("PolicyAndValue", "QValues", "Quantiles"),
+    "networks.pair": ("ActorAndCritic",),
     "networks.recurrent": ("GRU", "LSTM"),
     "ops.optax_updates": ("apply_updates", "incremental_update", "periodic_update"),
     "ops.schedules": ("Linear",),

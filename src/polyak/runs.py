@@ -20,7 +20,8 @@ from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import MLP, NatureCNN
-from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
+from polyak.networks.heads import PolicyAndValue, PolicyOnly, Quantiles, QValues, ValueOnly
+from polyak.networks.pair import ActorAndCritic, RecurrentActorAndCritic
 from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops import schedules
 from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
@@ -189,7 +190,8 @@ class RunConfig:
 
 def config_classes() -> dict[str, type]:
     """Return the classes that a `config.json` may name, including every agent in `AGENTS`."""
-    networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles)
+    pairs = (ActorAndCritic, RecurrentActorAndCritic, PolicyOnly, ValueOnly)
+    networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
     replays = (PrioritizedReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, AGENTS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}

@@ -29,6 +29,7 @@ NO_NETWORK = ("mlp", 3)
 WRONG = {
     "spec": ("CartPole-v1", 3),
     "optimizer": ("adam", 3e-4),
+    **dict.fromkeys(("actor_obs", "critic_obs"), ("state", 3, ())),
     "replay": ("prioritized", 3, SequenceReplay()),
     **dict.fromkeys(("network", "actor", "critics"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyak.agents import AGENTS, agent_class
+from polyak.agents.settings import Entries
 from polyak.cli import agent_source
 from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
 from polyak.cli.agent_source import agent_summary
@@ -181,6 +182,7 @@ def test_an_agent_that_does_not_exist_is_an_import_error(agent, module):
 def test_flags_read_from_the_source_are_the_fields_of_the_class(name):
     hints = typing.get_type_hints(agent_class(name))
     simple = {bool, int, float, str, Scalar, Schedule, int | None, float | None, Scalar | None, Schedule | None}
+    simple |= {Entries | None}
     fields = {
         field.name: field.default
         for field in dataclasses.fields(agent_class(name))

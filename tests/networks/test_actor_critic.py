@@ -11,9 +11,9 @@ import scipy.stats
 from flax import nnx
 
 import polyak
+from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import Network
-from polyak.networks.actor_critic import network_or_default
 from polyak.networks.feedforward import MLP, NatureCNN
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.layers import DenseSettings, Encoder, channels_first, is_image
@@ -100,9 +100,7 @@ def test_images_are_found_and_told_apart_by_their_channels():
     assert is_image(HWC) and is_image(CHW) and not is_image(OBS["bytes"]) and not is_image(VECTOR)
     assert not is_image(Box(0, 1, (40, 40, 3), np.float32))
     assert channels_first((4, 84, 84)) and not channels_first((84, 84, 4)) and not channels_first((40, 40, 40))
-    found = [
-        network_or_default("PPO", None, EnvSpec(obs, Discrete(2))) for obs in (HWC, VECTOR, Dict({"cam": CHW, "x": VECTOR}))
-    ]
+    found = [PPO(EnvSpec(obs, Discrete(2))).network for obs in (HWC, VECTOR, Dict({"cam": CHW, "x": VECTOR}))]
     assert found == [kind(head=PolicyAndValue()) for kind in (NatureCNN, MLP, NatureCNN)]
 
 
@@ -296,7 +294,10 @@ def test_settings_are_values():
         ({"activation": "tahn"}, "MLP: activation must be one of None, 'tanh', 'relu', .*got 'tahn'"),
         ({"orthogonal": 1}, "MLP: orthogonal must be one of None, True, False, got 1"),
         ({"norm": "batch"}, "MLP: norm must be one of None, 'layer', got 'batch'"),
-        ({"head": PolicyAndValue}, r"MLP: head must be PolicyAndValue\(\), QValues\(\) or Quantiles\(\), got <class"),
+        (
+            {"head": PolicyAndValue},
+            r"MLP: head must be a head such as PolicyAndValue\(\), QValues\(\) or Quantiles\(\), got <class",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(monkeypatch, settings, said):

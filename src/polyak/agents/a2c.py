@@ -4,11 +4,9 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
-from polyak.core.spaces import check_env_spec
 from polyak.core.struct import check_settings, integer, struct
 from polyak.core.types import PyTree, Rollout
 from polyak.learning.batch import Weights, make_batch
-from polyak.networks.actor_critic import network_or_default
 from polyak.ops.returns import gae
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.sde import StateDependentExploration, add_sde, check_sde
@@ -43,9 +41,7 @@ class A2C(PolicyGradientAgent):
     sde_sample_freq: int | None = integer(default=None, optional=True)
 
     def __post_init__(self) -> None:
-        check_env_spec("A2C", self.spec)
-        has_sde = self.sde_sample_freq is not None
-        object.__setattr__(self, "network", network_or_default("A2C", self.network, self.spec, sde=has_sde))
+        self._set_network(sde=self.sde_sample_freq is not None)
         check_settings(self)
         self._check_together()
         check_sde(self, self._network)

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
+from polyak.agents.settings import ViewSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
 from polyak.core.checks import check_created_with
-from polyak.core.spaces import check_env_spec
 from polyak.core.struct import choice, number, setting, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
 from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
@@ -21,6 +21,7 @@ from polyak.networks.actor import Actor
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow, warn_of_flat_images
+from polyak.networks.pair import see
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import check_optimizer_state
 from polyak.ops.schedules import Schedule, check_schedule
@@ -44,7 +45,7 @@ class ActorCriticCopies:
 
 
 @struct(kw_only=True)
-class ActorCriticAgent(OffPolicyAgent):
+class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     """An agent with an actor and critics, whose Box actions lie in [-1, 1].
 
     Attributes:
@@ -84,7 +85,9 @@ class ActorCriticAgent(OffPolicyAgent):
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         critics = self.critics
         widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
-        return is_narrow(self._actor, self.spec) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH
+        return (
+            is_narrow(self._actor, self.spec_of("actor")) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH
+        )
 
     def q_values(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None
@@ -96,26 +99,26 @@ class ActorCriticAgent(OffPolicyAgent):
                 running statistics.
         """
         is_training = key is not None and not has_batch_statistics(variables)
-        (q, _), _, _ = self._critics.apply(variables, (obs, action), train=is_training, key=key)
+        (q, _), _, _ = self._critics.apply(variables, (see(self.views["critic"], obs), action), train=is_training, key=key)
         return q
 
     def q_values_in_training(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, "B N *M"], PyTree]:
         """Return `q_values` in training mode, with the batch's statistics, and the new statistics; for the critics' loss."""
-        (q, _), _, stats = self._critics.apply(variables, (obs, action), train=True, key=key)
+        (q, _), _, stats = self._critics.apply(variables, (see(self.views["critic"], obs), action), train=True, key=key)
         return q, stats
 
     def deterministic_action(self, actor: Variables, obs: PyTree) -> PyTree:
         """π(s) in [-1, 1], tanh of the actor's mean."""
-        (params, _), _, _ = self._actor.apply(actor, obs)
+        (params, _), _, _ = self._actor.apply(actor, see(self.views["actor"], obs))
         return for_space(self.spec.action, params, squash=True).mode()
 
     def deterministic_action_in_training(
         self, actor: Variables, obs: PyTree, key: PRNGKeyArray | None
     ) -> tuple[PyTree, PyTree]:
         """Return `deterministic_action` in training mode, and the new statistics; for the actor's loss."""
-        (params, _), _, stats = self._actor.apply(actor, obs, train=True, key=key)
+        (params, _), _, stats = self._actor.apply(actor, see(self.views["actor"], obs), train=True, key=key)
         return for_space(self.spec.action, params, squash=True).mode(), stats
 
     def share_encoder(self, actor: Variables, critics: Variables) -> Variables:
@@ -133,15 +136,15 @@ class ActorCriticAgent(OffPolicyAgent):
         Raises:
             TypeError, ValueError: the actor returns something else; see `check_actor`.
         """
-        follows = actor_target, self.follow()
-        pairs = zip(("actor", "critics"), (self._actor, self._critics), follows, jax.random.split(key), strict=True)
-        actor, critics = (
-            NetworkCopies.create(network, key, self.spec, optimizer=None, target=follow, name=name).with_optimizer_state(
-                self.optimizer_at()
-            )
-            for name, network, follow, key in pairs
-        )
-        check_actor(self._actor, actor.online, self.spec)
+        actor_key, critics_key = jax.random.split(key)
+        actor_spec, critic_spec, optimizer = self.spec_of("actor"), self.spec_of("critic"), self.optimizer_at()
+        actor = NetworkCopies.create(
+            self._actor, actor_key, actor_spec, optimizer=None, target=actor_target, name="actor"
+        ).with_optimizer_state(optimizer)
+        critics = NetworkCopies.create(
+            self._critics, critics_key, critic_spec, optimizer=None, target=self.follow(), name="critics"
+        ).with_optimizer_state(optimizer)
+        check_actor(self._actor, actor.online, actor_spec)
         actor = dataclasses.replace(actor, online=copy_buffers(self.share_encoder(actor.online, critics.online)))
         average = None if self.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))  # in float32
         return actor if actor.target is None else actor.update_target(), critics, average
@@ -154,17 +157,18 @@ class ActorCriticAgent(OffPolicyAgent):
         return soft_update(actor, average, jnp.where(applied, tau, 0.0))
 
     def _check_boxes(self) -> None:
-        """Check that actions are Boxes in [-1, 1]."""
-        check_env_spec(type(self).__name__, self.spec)
+        """Check the views, and that actions are Boxes in [-1, 1]."""
+        self._set_views()
         check_unit_actions(type(self).__name__, self.spec)
 
     def _set_networks(self, actor: Actor, critics: Critics) -> None:
         """Set the default networks where there are none."""
-        for name, default in (("actor", actor), ("critics", critics)):
+        defaults = ("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))
+        for name, default, spec in defaults:
             given = getattr(self, name)
             network = feedforward_or_default(type(self).__name__, name, given, default)
             if given is None:
-                warn_of_flat_images(type(self).__name__, name, network, self.spec)
+                warn_of_flat_images(type(self).__name__, name, network, spec)
             object.__setattr__(self, name, network)
 
     def _check_together(self) -> None:
@@ -180,11 +184,16 @@ class ActorCriticAgent(OffPolicyAgent):
                 f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {self.actor!r} and "
                 f"{self.critics!r}"
             )
+        if self.shared_encoder and self.views["actor"] != self.views["critic"]:
+            raise ValueError(
+                f"{owner}: shared_encoder must be False unless actor_obs and critic_obs are equal, got {self.views}"
+            )
         if self.shared_encoder and not has_images(obs):
             raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return NetworkPolicy(actor, state.normalizers.obs, self._actor, self.spec, squash=True)
+        normalizer, spec = state.normalizers.obs, self.spec_of("actor")
+        return NetworkPolicy(actor, normalizer and normalizer.seen_by(spec.obs), self._actor, spec, squash=True)
 
     @property
     def _actor(self) -> Network:

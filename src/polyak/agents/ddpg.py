@@ -81,7 +81,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
         actor, critics, average = self._create_networks(key, actor_target=self.follow())
-        num_critics = check_critics(self._critics, critics.online, self.spec)
+        num_critics = check_critics(self._critics, critics.online, self.spec_of("critic"))
         if num_critics != 1:
             raise ValueError(f"DDPG: critics must be one critic, Critics(num_critics=1), got {num_critics}; TD3 takes several")
         return ActorCriticCopies(actor, critics, average)

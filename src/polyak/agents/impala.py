@@ -5,11 +5,9 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
-from polyak.core.spaces import check_env_spec
 from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.batch import Weights, log_probs, make_batch, outputs_in_info
-from polyak.networks.actor_critic import network_or_default
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
@@ -44,8 +42,7 @@ class IMPALA(PolicyGradientAgent):
     c_clip: Scalar = number(default=1.0, at_least=0)
 
     def __post_init__(self) -> None:
-        check_env_spec("IMPALA", self.spec)
-        object.__setattr__(self, "network", network_or_default("IMPALA", self.network, self.spec))
+        self._set_network()
         check_settings(self)
         self._check_together()
         check_no_sde("IMPALA", self._network)

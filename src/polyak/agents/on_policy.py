@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from polyak.agents.agent import BaseAgent
-from polyak.agents.settings import AdamSettings, NormalizationSettings
+from polyak.agents.settings import AdamSettings, NormalizationSettings, ViewSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec
@@ -14,9 +14,10 @@ from polyak.core.struct import choice, integer, number, static, struct
 from polyak.core.types import Metrics, Network, Rollout, Scalar, Variables
 from polyak.learning.batch import ActorCriticModel
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, check_normalizers, create_normalizers
-from polyak.networks.actor_critic import check_actor_critic, check_squashing
+from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
 from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import has_images
+from polyak.networks.pair import ActorAndCritic
 from polyak.ops.gradient_step import Guard, check_optimizer_state, diagnose_skips
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
 from polyak.ops.schedules import StepCount, value_at
@@ -49,13 +50,14 @@ class OnPolicyState:
 
 
 @struct(kw_only=True)
-class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
+class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent):
     """An actor-critic that learns from rollouts, for Discrete, MultiDiscrete, MultiBinary and Box actions, and trees of them.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
         network: an actor-critic network that returns `(action_params, value)`, such as `polyak.MLP((256, 256))`; None takes
-            `NatureCNN` for images, else `MLP`. It is applied in evaluation mode.
+            `NatureCNN` for images, else `MLP`. It is applied in evaluation mode. With `actor_obs` or `critic_obs` a built-in
+            network becomes an `ActorAndCritic`, whose halves share no layer; a network of your own must be one.
         num_steps: rollout length T, in steps of each environment.
         gamma: discount per step.
         gae_lambda: trace decay λ of GAE; 0 is the one-step error, 1 the return up to the end of the rollout.
@@ -106,7 +108,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
     def policy(self, state: OnPolicyState) -> Greedy:
         """Return the policy of the most probable action, by the target copy or the shared copy if there is one."""
-        return Greedy(self._network_policy(state, state.copies.evaluated(state.copies.names[-1])))
+        return Greedy(self._actor_policy(state, state.copies.evaluated(state.copies.names[-1])))
 
     def metrics(self, before: OnPolicyState, after: OnPolicyState) -> Metrics:
         """Return the counts of an update, and the learning rate it was made with."""
@@ -114,6 +116,17 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         if self.optimizer is None:
             metrics["train/learning_rate"] = value_at(self.learning_rate, before.env_steps)
         return metrics
+
+    def _set_network(self, *, sde: bool = False) -> None:
+        """Complete the network, after the views that it sees; called first by `__post_init__`.
+
+        Args:
+            sde: a built-in network without a head gets a head with `std="sde"`.
+        """
+        self._set_views()
+        owner = type(self).__name__
+        network = network_or_default(owner, self.network, self.spec, sde=sde, views=self.views)
+        object.__setattr__(self, "network", network)
 
     def _check_together(self) -> None:
         """Check settings that depend on each other; called by `__post_init__`.
@@ -150,7 +163,17 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return rollout.reward if scaler is None else scaler.scale(rollout.reward, self.clip_reward)
 
     def _network_policy(self, state: OnPolicyState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
-        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)
+        """The policy for collecting, which has the critic too where its values or its recurrent state are kept."""
+        if return_info or self._model.is_recurrent:
+            return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)
+        return self._actor_policy(state, variables)
+
+    def _actor_policy(self, state: OnPolicyState, variables: Variables) -> NetworkPolicy:
+        """The policy of the actor; where it is a network of its own, without the critic."""
+        network, normalizer, spec = self._network, state.obs_normalizer, self.spec_of("actor")
+        if isinstance(network, ActorAndCritic):
+            variables, network = network.variables_of("actor", variables), network.actor
+        return NetworkPolicy(variables, normalizer and normalizer.seen_by(spec.obs), network, spec, squash=self.squash)
 
     def _with_returns(self, policy: P) -> P | DiscountedReturn:
         """A policy for collecting, with the running return where rewards are divided by its standard deviation."""

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.copies.follow import Follow
 from polyak.core.checks import changed_settings, check_created_with
-from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.core.warn import warn
@@ -29,8 +29,8 @@ from polyak.learning.batch import (
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
-from polyak.networks.actor_critic import network_or_default
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
+from polyak.networks.pair import ActorAndCritic
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
 from polyak.ops.gradient_step import ADAM_SETTINGS, Aux, StepLog, accumulate, count_microbatches, flag_quantities
@@ -120,12 +120,13 @@ class PPO(OnPolicyAgent):
         return cls(spec, **{name: value for name, value in settings.items() if name not in unused or name in changes})
 
     def __post_init__(self) -> None:
-        owner, has_sde = type(self).__name__, self.sde_sample_freq is not None
-        check_env_spec(owner, self.spec)
-        object.__setattr__(self, "network", network_or_default(owner, self.network, self.spec, sde=has_sde))
+        owner = type(self).__name__
+        self._set_network(sde=self.sde_sample_freq is not None)
         check_settings(self)
         self._check_together()
         check_sde(self, self._network)
+        if self.sde_sample_freq is not None and self.values_when == "collect" and isinstance(self.network, ActorAndCritic):
+            raise ValueError(f"{owner}: values_when must be 'update' with sde_sample_freq and an actor that sees other entries")
         if self.advantages == self.value_targets == "monte_carlo" and changed_settings(self, ("gae_lambda",)):
             others = "advantages='monte_carlo' and value_targets='monte_carlo'"
             warn(f"{owner}: gae_lambda={self.gae_lambda!r:.80} has no effect with {others}")

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
-from polyak.core.spaces import Discrete, check_env_spec
+from polyak.core.spaces import Discrete
 from polyak.core.struct import check_settings, integer, struct
 from polyak.core.types import PyTree, Variables
 from polyak.learning.actor_critic_updates import (
@@ -61,7 +61,7 @@ class SAC(TargetSettings, SoftActorAgent):
     num_target_critics: int | None = integer(default=None, optional=True)
 
     def __post_init__(self) -> None:
-        check_env_spec("SAC", self.spec)
+        self._set_views()
         if not isinstance(self.spec.action, Discrete):
             check_unit_actions("SAC", self.spec, "PPO takes every space", " or one Discrete")
         self._set_networks(self._default_actor(), Critics())
@@ -71,7 +71,7 @@ class SAC(TargetSettings, SoftActorAgent):
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return `(q, None)`, and that there are at least `num_target_critics` critics."""
         outputs = self.spec.action.n if isinstance(self.spec.action, Discrete) else None
-        num_critics = check_critics(self._critics, variables, self.spec, outputs=outputs)
+        num_critics = check_critics(self._critics, variables, self.spec_of("critic"), outputs=outputs)
         check_num_target_critics("SAC", self.num_target_critics, num_critics)
 
     def critic_loss(

@@ -1,6 +1,6 @@
 """Groups of settings that agents share."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,15 @@ import optax
 
 from polyak.copies.follow import Follow
 from polyak.core.checks import check_unset
+from polyak.core.spaces import Dict, EnvSpec, check_env_spec
 from polyak.core.struct import choice, integer, number, setting, static, struct
+from polyak.core.suggestions import unknown_name
 from polyak.core.types import Scalar
 from polyak.ops.gradient_step import ADAM_SETTINGS, RMSPROP_SETTINGS, adam
 from polyak.ops.schedules import Count, Schedule, check_schedule
+
+Entries: TypeAlias = str | tuple[str, ...]
+"""Names of entries of a Dict observation."""
 
 
 @struct(kw_only=True)
@@ -80,6 +85,57 @@ class TargetSettings:
     def follow(self) -> Follow:
         """The rule by which all targets follow; it replaces the rule that `init` stored in the state."""
         return Follow(tau=jnp.asarray(self.tau, jnp.float32), period=self.target_period, check_finite=False)
+
+
+@struct(kw_only=True)
+class ViewSettings:
+    """The entries of a Dict observation that actor and critic see.
+
+    Attributes:
+        spec: the environment's spaces (`env.spec`).
+        actor_obs: the entry, or entries, that the actor sees, and that `policy` needs; None: all. Each entry is normalized by
+            its own statistics.
+        critic_obs: the entry, or entries, that the critic sees; None: all.
+    """
+
+    spec: EnvSpec = static(kw_only=False)
+    actor_obs: Entries | None = static(default=None)
+    critic_obs: Entries | None = static(default=None)
+
+    @property
+    def views(self) -> dict[str, tuple[str, ...] | None]:
+        """The entries that `"actor"` and `"critic"` see; None: all."""
+        named = {"actor": self.actor_obs, "critic": self.critic_obs}
+        return {name: (entries,) if isinstance(entries, str) else entries for name, entries in named.items()}
+
+    def spec_of(self, name: Literal["actor", "critic"]) -> EnvSpec:
+        """The spec as the actor, or the critic, sees it."""
+        return self.spec.seen_by(self.views[name])
+
+    def _set_views(self) -> None:
+        """Check the spec and the views, and convert views to tuples; called first by `__post_init__`.
+
+        Raises:
+            TypeError: the spec is no `EnvSpec`, or a view no names.
+            ValueError: the observation has no such entry.
+        """
+        owner = type(self).__name__
+        check_env_spec(owner, self.spec)
+        obs = self.spec.obs
+        for name, entries in (("actor_obs", self.actor_obs), ("critic_obs", self.critic_obs)):
+            if entries is None:
+                continue
+            if not isinstance(obs, Dict):
+                raise ValueError(
+                    f"{owner}: {name} must be None unless the observation is a Dict, got {entries!r}, {self.spec.obs}"
+                )
+            names = (entries,) if isinstance(entries, str) else entries
+            if not isinstance(names, tuple | list) or not names or len(set(names)) < len(names):
+                raise ValueError(f"{owner}: {name} must be names of entries of the observation, each once, got {entries!r}")
+            for entry in names:
+                if entry not in obs.spaces:
+                    raise ValueError(f"{owner}: {name}: {unknown_name(entry, obs.spaces, 'entry of the observation')}")
+            object.__setattr__(self, name, tuple(sorted(names)))
 
 
 @struct(kw_only=True)

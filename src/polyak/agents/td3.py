@@ -99,7 +99,9 @@ class TD3(TargetSettings, ActorCriticAgent):
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
         actor, critics, average = self._create_networks(key, actor_target=self.follow())
-        check_num_target_critics("TD3", self.num_target_critics, check_critics(self._critics, critics.online, self.spec))
+        check_num_target_critics(
+            "TD3", self.num_target_critics, check_critics(self._critics, critics.online, self.spec_of("critic"))
+        )
         return ActorCriticCopies(actor, critics, average)
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:

@@ -78,7 +78,7 @@ class TQC(TargetSettings, SoftActorAgent):
 
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return `num_quantiles` quantiles each."""
-        check_critics(self._critics, variables, self.spec, outputs=self.num_quantiles)
+        check_critics(self._critics, variables, self.spec_of("critic"), outputs=self.num_quantiles)
 
     def critic_loss(
         self,

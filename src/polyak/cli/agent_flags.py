@@ -125,6 +125,7 @@ SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
     str_from_instance=_format_schedule,
 )
 FLAG_TYPES: dict[str, Any] = {
+    "Entries": tuple[str, ...],
     "bool": bool,
     "int": int,
     "float": float,

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -322,6 +322,11 @@ def zeros(space: Space, batch: tuple[int, ...] = ()) -> Any:
     return map_space(lambda leaf: np.zeros(batch + leaf.shape, leaf.dtype), space)
 
 
+def select(space: Space, value: Any) -> Any:
+    """The parts of a value that the space has; other entries of its dicts are left out."""
+    return map_space(lambda _, x: x, space, value)
+
+
 PROBE_ROWS = 97
 """Observations that networks are tried with: hardly any other axis has this size, so that none is taken for the rows."""
 
@@ -365,6 +370,13 @@ class EnvSpec:
         for path, leaf in leaf_spaces(self.action):
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")
+
+    def seen_by(self, entries: tuple[str, ...] | None) -> "EnvSpec":
+        """The spec of a network or policy that sees only these entries of a Dict observation; None for all."""
+        if entries is None:
+            return self
+        assert isinstance(self.obs, Dict), "agents check their entries"
+        return replace(self, obs=Dict({name: self.obs.spaces[name] for name in entries}))
 
     def action_bounds(self, leaf: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The bounds of an agent's Box action in float32: the bounds of the space, or -1 and 1 if it is rescaled."""

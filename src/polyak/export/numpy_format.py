@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Space, leaf_spaces
 
 
 def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
@@ -16,11 +16,12 @@ def describe_spaces(spec: EnvSpec, *, squash_mean: bool) -> tuple[dict[str, Any]
     Raises:
         ValueError: the format does not support these spaces.
     """
-    if not isinstance(spec.obs, Box):
+    obs = _only_leaf(spec.obs)
+    if not isinstance(obs, Box):
         raise ValueError(f"the observation is {spec.obs}"[:300])
     if not isinstance(spec.action, Box | Discrete):
         raise ValueError(f"the action is {spec.action}"[:300])
-    divide = spec.obs.byte_scale if spec.obs.dtype == np.uint8 else 1.0
+    divide = obs.byte_scale if obs.dtype == np.uint8 else 1.0
     action = spec.action
     if isinstance(action, Discrete):
         return {"divide": divide, "action": "discrete", "start": action.start}, {}
@@ -42,7 +43,8 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
         ValueError: a setting or an array does not fit; the message names it.
     """
     settings, bounds = describe_spaces(spec, squash_mean=about.get("squash_mean") is True)
-    if isinstance(spec.obs, Box) and spec.obs.dtype == np.uint8 and about.get("divide") == 255.0:
+    obs = _only_leaf(spec.obs)
+    if isinstance(obs, Box) and obs.dtype == np.uint8 and about.get("divide") == 255.0:
         settings["divide"] = 255.0  # Files of older versions always divide by 255, not by the largest bound.
     wrong = [name for name, value in settings.items() if about.get(name) != value]
     wrong += [name for name, x in bounds.items() if not np.array_equal(arrays.get(name, ()), x)]
@@ -51,7 +53,7 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
     layers = about.get("layers")
     if type(layers) is not int or not 0 <= layers < len(arrays):
         raise ValueError(f"layers is {layers!r}")
-    width = math.prod(spec.obs.shape) if isinstance(spec.obs, Box) else 0
+    width = math.prod(obs.shape) if isinstance(obs, Box) else 0
     shapes = {name: x.shape for name, x in bounds.items()}
     if "deviation" in arrays:
         shapes |= {**dict.fromkeys(("mean", "mean_rest", "deviation"), (1, width)), "clip": (1,)}
@@ -70,3 +72,9 @@ def check_weights(spec: EnvSpec, about: Mapping[str, Any], arrays: Mapping[str, 
             f"its arrays are {str(got)[:300]}, expected {str(shapes)[:300]}, {outputs} columns at the end, all float32 "
             "but bounds of integers"
         )
+
+
+def _only_leaf(space: Space) -> Space:
+    """The leaf of a Dict with a single entry; any other space unchanged."""
+    leaves = [leaf for _, leaf in leaf_spaces(space)]
+    return leaves[0] if isinstance(space, Dict) and len(leaves) == 1 else space

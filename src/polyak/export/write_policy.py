@@ -16,7 +16,7 @@ from polyak.export.policy_function import export_function
 from polyak.export.stablehlo import MEMBER, program
 from polyak.networks.actor import Actor
 from polyak.networks.feedforward import FeedForward, policy_settings
-from polyak.networks.layers import is_image
+from polyak.networks.layers import has_images
 from polyak.policies import numpy_reader
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.numpy_network import has_plain_layers, network_arrays
@@ -32,11 +32,15 @@ MAX_READER_BYTES = 2**20
 def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
     """Write a policy; returns the files.
 
+    Args:
+        spec: the agent's; a policy that has a spec may see fewer entries of the observation.
+
     Raises:
         ExportError, ValueError: the format does not support the policy, the file cannot be written, or a `numpy_reader.py` that
             polyak has not written would be replaced.
         ImportError: the extra `onnx` is missing.
     """
+    spec = getattr(policy, "spec", spec)
     step = export_function(policy, spec)
     if kind == "numpy":
         needs, arrays = _numpy_weights(policy, spec)
@@ -90,7 +94,7 @@ def _mlp_of(policy: Any, spec: EnvSpec) -> FeedForward | Actor:
         reason = "the network has no hidden layer"
     elif policy.squash and (settings := policy_settings(policy.network)) and settings.squash_mean:
         reason = "squash and squash_mean are both on"
-    elif is_image(spec.obs):
+    elif has_images(spec.obs):
         reason = f"the observation is {spec.obs}"
     if reason is not None:
         raise ValueError(reason[:300])

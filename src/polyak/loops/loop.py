@@ -17,7 +17,7 @@ from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 from polyak.core.checks import check_integer, check_key
 from polyak.core.printing import short_repr
 from polyak.core.space_check import check_step_arrays
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import Dict, EnvSpec
 from polyak.core.spec_difference import difference
 from polyak.core.struct import struct
 from polyak.core.types import (
@@ -315,9 +315,14 @@ def check_made(owner: str, env: Any, name: str = "env") -> None:
 def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, expected_by: str = "agent") -> None:
     """Check that an environment has the spaces, action scaling and masks that an agent or policy was built for.
 
+    The observations of a policy may be some of the entries of the environment's.
+
     Raises:
         ValueError: a field differs; the message names the first such field and both values.
     """
+    seen, there = expected.obs, got.obs
+    if expected_by == "policy" and isinstance(seen, Dict) and isinstance(there, Dict) and set(seen.spaces) < set(there.spaces):
+        got = got.seen_by(tuple(seen.spaces))
     if first_difference := difference(expected, got):
         field, agent_value, env_value = first_difference
         advice = f"; make the environment with action_scaling={agent_value!r}" if field == "action_scaling" else ""

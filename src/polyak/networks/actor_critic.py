@@ -4,30 +4,63 @@ Such a network returns `(action_params, value)`: the parameters of a distributio
 `ops.distributions.parameter_shapes`, and one value per row.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, leaf_spaces, zeros
-from polyak.core.types import Network, Variables
-from polyak.networks.feedforward import complete, policy_settings
-from polyak.networks.heads import PolicyAndValue
+from polyak.core.types import Network, RecurrentNetwork, Variables
+from polyak.networks.feedforward import BuiltInNetwork, complete, policy_settings
+from polyak.networks.heads import PolicyAndValue, PolicyOnly, ValueOnly
+from polyak.networks.pair import ActorAndCritic, RecurrentActorAndCritic
 from polyak.networks.policy_head import check_means
 from polyak.ops.distributions import for_space
 
 
-def network_or_default(owner: str, network: Any, spec: EnvSpec, *, sde: bool = False) -> Network:
-    """The network of an actor-critic agent; see `complete`.
+def network_or_default(
+    owner: str, network: Any, spec: EnvSpec, *, sde: bool, views: Mapping[str, tuple[str, ...] | None]
+) -> Network:
+    """The network of an actor-critic agent, an `ActorAndCritic` where a half of it sees only a part; see `complete`.
 
     Args:
         sde: a built-in network without a head gets a head with `std="sde"`.
+        views: the entries of the observation that `"actor"` and `"critic"` see; None: all.
 
     Raises:
         TypeError: the value is no network.
-        ValueError: the network has the head of another agent.
+        ValueError: the network has the head of another agent, or cannot be split.
     """
-    return complete(owner, network, spec, PolicyAndValue(std="sde" if sde else "free"))
+    std: Literal["sde", "free"] = "sde" if sde else "free"
+    if not isinstance(network, ActorAndCritic):
+        has_views = any(entries is not None for entries in views.values())
+        if network is not None or not has_views:
+            network = complete(owner, network, spec, PolicyAndValue(std=std))
+        if not has_views:
+            return network
+        network = _split(owner, network)
+    of_actor, of_critic = (spec.seen_by(entries) for entries in (views["actor"], views["critic"]))
+    actor = complete(owner, network.actor, of_actor, PolicyOnly(std=std))
+    critic = complete(owner, network.critic, of_critic, ValueOnly())
+    pair = (
+        RecurrentActorAndCritic
+        if isinstance(actor, RecurrentNetwork) or isinstance(critic, RecurrentNetwork)
+        else ActorAndCritic
+    )
+    return pair(actor, critic, actor_obs=views["actor"], critic_obs=views["critic"])
+
+
+def _split(owner: str, network: Network | None) -> ActorAndCritic:
+    """The halves of a built-in network; None for the default network."""
+    if network is None:
+        return ActorAndCritic()
+    if not isinstance(network, BuiltInNetwork):
+        raise ValueError(
+            f"{owner}: network must be built-in, or an ActorAndCritic, for an actor and a critic that see different entries, "
+            f"got {network!r}"
+        )
+    return ActorAndCritic(*network.split())
 
 
 def check_squashing(owner: str, network: Network, spec: EnvSpec, *, squash: bool) -> None:

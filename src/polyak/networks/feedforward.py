@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -14,7 +15,17 @@ from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.struct import check_settings, choice, setting, static, struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.adapters import FlaxNNX, check_network
-from polyak.networks.heads import ActionValueSettings, Head, PolicyAndValue, PolicySettings, Quantiles, QValues
+from polyak.networks.heads import (
+    ActionValueSettings,
+    ActorCriticHead,
+    Head,
+    PolicyAndValue,
+    PolicyOnly,
+    PolicySettings,
+    Quantiles,
+    QValues,
+    ValueOnly,
+)
 from polyak.networks.layers import (
     ACTIVATIONS,
     IMAGE,
@@ -31,6 +42,7 @@ from polyak.networks.layers import (
     split_key,
     warn_of_flat_images,
 )
+from polyak.networks.pair import ActorAndCritic
 from polyak.networks.policy_head import PolicyHead
 from polyak.ops.value_distributions import midpoints
 
@@ -42,7 +54,7 @@ def check_head(owner: str, name: str, head: Any) -> None:
         TypeError: the value is something else.
     """
     if not isinstance(head, Head | None):
-        raise TypeError(f"{owner}: {name} must be PolicyAndValue(), QValues() or Quantiles(), got {head!r}")
+        raise TypeError(f"{owner}: {name} must be a head such as PolicyAndValue(), QValues() or Quantiles(), got {head!r}")
 
 
 @struct(kw_only=True)
@@ -54,12 +66,13 @@ class BuiltInNetwork(abc.ABC):
 
     Attributes:
         hidden: widths of the dense layers.
-        activation: activation after each dense layer; None is tanh with the head `PolicyAndValue`, else relu.
+        activation: activation after each dense layer; None is tanh with a head of policies or their values, else relu.
         orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the last layer of
-            values, and biases 0; False: weights and biases uniform within ±1/√inputs, as in PyTorch. None is True with the
-            head `PolicyAndValue`, else False.
+            values, and biases 0; False: weights and biases uniform within ±1/√inputs, as in PyTorch. None is True with a head
+            of policies or their values, else False.
         norm: `"layer"` normalizes the outputs of each dense layer before its activation; None does not.
-        head: outputs of the network: `PolicyAndValue`, `QValues` or `Quantiles`. None: the agent sets its head.
+        head: outputs of the network: `PolicyAndValue`, `QValues` or `Quantiles`, or in an `ActorAndCritic` `PolicyOnly` or
+            `ValueOnly`. None: the agent sets its head.
     """
 
     hidden: tuple[int, ...] = static(default=(64,))
@@ -86,7 +99,7 @@ class BuiltInNetwork(abc.ABC):
     @property
     def dense(self) -> DenseSettings:
         """The settings of the dense layers, with the head's usual ones where they are None."""
-        is_policy = isinstance(self.head, PolicyAndValue)
+        is_policy = isinstance(self.head, PolicySettings | ValueOnly)
         activation = self.activation or ("tanh" if is_policy else "relu")
         orthogonal = is_policy if self.orthogonal is None else self.orthogonal
         return DenseSettings(self.hidden, activation, orthogonal, self.norm, self.noisy)
@@ -100,6 +113,23 @@ class BuiltInNetwork(abc.ABC):
         hidden = self.hidden if head.value_hidden is None else head.value_hidden
         dense = self.dense
         return dataclasses.replace(dense, hidden=hidden, activation=head.value_activation or dense.activation)
+
+    def split(self) -> tuple["BuiltInNetwork", "BuiltInNetwork"]:
+        """The actor and the critic of a network with the head `PolicyAndValue`, as two networks.
+
+        Raises:
+            ValueError: they share a torso.
+        """
+        head = self.head
+        assert isinstance(head, PolicyAndValue), "the caller sets it"
+        if head.shared_torso:
+            raise ValueError(
+                f"{type(self).__name__}: actor and critic that see different observations share no torso, got {head!r}"
+            )
+        policy = PolicyOnly(log_std=head.log_std, std=head.std, squash_mean=head.squash_mean)
+        hidden = self.hidden if head.value_hidden is None else head.value_hidden
+        critic = dataclasses.replace(self, hidden=hidden, activation=head.value_activation or self.activation, head=ValueOnly())
+        return dataclasses.replace(self, head=policy), critic
 
     @property
     def noisy(self) -> bool:
@@ -161,21 +191,22 @@ class QHead(nnx.Module):
 
 
 class _ActorCriticModule(nnx.Module):
-    """Encoder, dense layers, one head for the action's distribution and one for the value."""
+    """Encoder, dense layers, one head for the action's distribution and one for the value, or one of them alone."""
 
-    def __init__(self, network: BuiltInNetwork, head: PolicyAndValue, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        dense, critic = network.dense, network.critic
-        self.actor = Torso(dense, spec, rngs)
+    def __init__(self, network: BuiltInNetwork, head: ActorCriticHead, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        dense, critic, gain = network.dense, network.critic, 1.0 if network.dense.orthogonal else None
+        torso = Torso(dense, spec, rngs)
         # One object under two names is one set of parameters to NNX.
-        self.critic = self.actor if critic is None else Torso(critic, spec, rngs)
-        self.value = Layer(self.critic.dense.features, 1, rngs, gain=1.0 if dense.orthogonal else None)
-        features = self.actor.dense.features
-        self.policy = PolicyHead(features, head, spec, rngs, orthogonal=dense.orthogonal, learn_features=False)
+        self.actor = None if isinstance(head, ValueOnly) else torso
+        self.critic = torso if critic is None else Torso(critic, spec, rngs)
+        self.value: Any = None if isinstance(head, PolicyOnly) else Layer(self.critic.dense.features, 1, rngs, gain=gain)
+        make_policy = partial(PolicyHead, torso.dense.features, spec=spec, rngs=rngs, orthogonal=dense.orthogonal)
+        self.policy = None if isinstance(head, ValueOnly) else make_policy(head, learn_features=False)
 
-    def __call__(self, obs: PyTree, key: PRNGKeyArray | None = None) -> tuple[PyTree, Float[Array, " B"]]:
-        hidden = self.actor(obs)
-        value = self.value(hidden if self.critic is self.actor else self.critic(obs))
-        return self.policy(hidden), value[..., 0]
+    def __call__(self, obs: PyTree, key: PRNGKeyArray | None = None) -> tuple[PyTree, Float[Array, " B"] | None]:
+        hidden = self.critic(obs) if self.actor is None else self.actor(obs)
+        value = None if self.value is None else self.value(hidden if self.critic is self.actor else self.critic(obs))[..., 0]
+        return None if self.policy is None else self.policy(hidden), value
 
 
 class _QModule(Torso):
@@ -227,7 +258,13 @@ class _QuantileModule(nnx.Module):
 class FeedForward(BuiltInNetwork):
     """A built-in network without recurrent state."""
 
-    modules: ClassVar = {PolicyAndValue: _ActorCriticModule, QValues: _QModule, Quantiles: _QuantileModule}
+    modules: ClassVar = {
+        PolicyAndValue: _ActorCriticModule,
+        PolicyOnly: _ActorCriticModule,
+        ValueOnly: _ActorCriticModule,
+        QValues: _QModule,
+        Quantiles: _QuantileModule,
+    }
 
     def _check_together(self) -> None:
         """Check that a shared torso has no critic's layers, and that there is a dense layer for quantiles.
@@ -331,8 +368,9 @@ def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Liter
     return network if network.head is not None else dataclasses.replace(network, head=head)
 
 
-def policy_settings(network: Network) -> PolicySettings | None:
-    """The settings of the action's distribution of a built-in network: its head, or an `Actor` itself; None for others."""
+def policy_settings(network: Network | None) -> PolicySettings | None:
+    """The settings of the action's distribution: the head of a built-in network, or an `Actor` itself; None for others."""
+    network = network.actor if isinstance(network, ActorAndCritic) else network
     settings: Any = network.head if isinstance(network, BuiltInNetwork) else network
     return settings if isinstance(settings, PolicySettings) else None
 

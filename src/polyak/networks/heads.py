@@ -58,6 +58,25 @@ class PolicyAndValue(PolicySettings):
 
 
 @struct(kw_only=True)
+class PolicyOnly(PolicySettings):
+    """The head of the actor of an `ActorAndCritic`: `(action_params, None)`.
+
+    With `"sde"` the features get no gradient of the standard deviation.
+
+    Raises:
+        TypeError, ValueError: a setting is out of its range; see `PolicyAndValue`.
+    """
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@struct
+class ValueOnly:
+    """The head of the critic of an `ActorAndCritic`: `(None, value)`."""
+
+
+@struct(kw_only=True)
 class ActionValueSettings:
     """The settings of all heads of action values.
 
@@ -117,4 +136,5 @@ class Quantiles(ActionValueSettings):
     num_tau: int = integer(default=32)
 
 
-Head: TypeAlias = PolicyAndValue | QValues | Quantiles
+ActorCriticHead: TypeAlias = PolicyAndValue | PolicyOnly | ValueOnly
+Head: TypeAlias = ActorCriticHead | QValues | Quantiles

@@ -12,7 +12,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import integer, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.feedforward import BuiltInNetwork, QHead
-from polyak.networks.heads import PolicyAndValue, Quantiles, QValues
+from polyak.networks.heads import ActorCriticHead, PolicyAndValue, PolicyOnly, PolicySettings, Quantiles, QValues, ValueOnly
 from polyak.networks.layers import MAX_WIDTH, Layer, Torso
 from polyak.networks.policy_head import PolicyHead
 from polyak.networks.unroll import is_empty, reset, step_by_step, unroll
@@ -21,15 +21,17 @@ Cell: TypeAlias = nnx.OptimizedLSTMCell | nnx.GRUCell
 
 
 class _ActorCriticModule(nnx.Module):
-    """Encoder, dense layers, a cell; one head for the action's distribution and one for the value."""
+    """Encoder, dense layers, a cell; one head for the action's distribution and one for the value, or one of them alone."""
 
-    def __init__(self, network: "Recurrent", head: PolicyAndValue, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+    def __init__(self, network: "Recurrent", head: ActorCriticHead, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.network, orthogonal = network, network.dense.orthogonal
-        self.actor = _CellStack(network, spec, rngs)
+        stack = _CellStack(network, spec, rngs)
         # One object under two names is one set of parameters to NNX.
-        self.critic = self.actor if network.critic is None else _CellStack(network, spec, rngs)
-        self.value = Layer(network.width, 1, rngs, gain=1.0 if orthogonal else None)
-        self.policy = PolicyHead(network.width, head, spec, rngs, orthogonal=orthogonal)
+        self.actor = None if isinstance(head, ValueOnly) else stack
+        self.critic = stack if network.critic is None else _CellStack(network, spec, rngs)
+        gain, width = 1.0 if orthogonal else None, network.width
+        self.value = None if isinstance(head, PolicyOnly) else Layer(width, 1, rngs, gain=gain)
+        self.policy = None if isinstance(head, ValueOnly) else PolicyHead(width, head, spec, rngs, orthogonal=orthogonal)
 
     def __call__(self, inputs: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         """`(out, carry)` of one step from `(obs, carry)`."""
@@ -52,7 +54,8 @@ class _ActorCriticModule(nnx.Module):
         return _split_steps(out, size), carry
 
     def _stacks(self) -> dict[str, "_CellStack"]:
-        return {"actor": self.actor} if self.critic is self.actor else {"actor": self.actor, "critic": self.critic}
+        critic = {} if self.critic is self.actor else {"critic": self.critic}
+        return critic if self.actor is None else {"actor": self.actor, **critic}
 
     def _features(self, obs: PyTree) -> PyTree:
         return {name: stack.torso(obs) for name, stack in self._stacks().items()}
@@ -61,9 +64,10 @@ class _ActorCriticModule(nnx.Module):
         stepped = {name: stack.cell(carry[name], features[name]) for name, stack in self._stacks().items()}
         return {name: carry for name, (carry, _) in stepped.items()}, {name: out for name, (_, out) in stepped.items()}
 
-    def _heads(self, outputs: PyTree) -> tuple[PyTree, Float[Array, " N"]]:
-        value = self.value(outputs["actor" if self.critic is self.actor else "critic"])
-        return self.policy(outputs["actor"]), value[..., 0]
+    def _heads(self, outputs: PyTree) -> tuple[PyTree, Float[Array, " N"] | None]:
+        policy = None if self.policy is None else self.policy(outputs["actor"])
+        value = None if self.value is None else self.value(outputs.get("critic", outputs.get("actor")))[..., 0]
+        return policy, value
 
 
 class _QModule(QHead):
@@ -99,7 +103,12 @@ class Recurrent(BuiltInNetwork):
     """
 
     width: int = integer(default=64, at_most=MAX_WIDTH)
-    modules: ClassVar = {PolicyAndValue: _ActorCriticModule, QValues: _QModule}
+    modules: ClassVar = {
+        PolicyAndValue: _ActorCriticModule,
+        PolicyOnly: _ActorCriticModule,
+        ValueOnly: _ActorCriticModule,
+        QValues: _QModule,
+    }
 
     def _check_together(self) -> None:
         """Check that the head has no setting that a recurrent network does not support.
@@ -109,7 +118,7 @@ class Recurrent(BuiltInNetwork):
         """
         owner = type(self).__name__
         match self.head:
-            case PolicyAndValue(std="sde"):
+            case PolicySettings(std="sde"):
                 raise ValueError(f"{owner}: std must be 'free', 'state' or 'fixed' in a recurrent network, got 'sde'")
             case PolicyAndValue(value_hidden=hidden, value_activation=activation) if (hidden, activation) != (None, None):
                 got = f"got {hidden} and {activation!r}"
@@ -134,7 +143,8 @@ class Recurrent(BuiltInNetwork):
         """Zeros `[B, width]`: `(c, h)` of an LSTM, `h` of a GRU; with `PolicyAndValue` by the names `actor` and `critic`."""
         if isinstance(self.head, QValues):
             return self._cell_carry(batch_size)
-        return {name: self._cell_carry(batch_size) for name in (("actor", "critic") if self.critic else ("actor",))}
+        names = ("critic",) if isinstance(self.head, ValueOnly) else ("actor", "critic") if self.critic else ("actor",)
+        return {name: self._cell_carry(batch_size) for name in names}
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
@@ -198,7 +208,7 @@ def _unroll(
     network: Recurrent, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree
 ) -> tuple[PyTree, PyTree]:
     """`unroll` of an actor-critic with its layers applied to all steps at once, except the cells."""
-    if not isinstance(network.head, PolicyAndValue):
+    if isinstance(network.head, QValues):
         return step_by_step(network, variables, obs, first, carry)
     carry = network.initial_carry(first.shape[1]) if is_empty(carry) else carry
     module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)

@@ -177,8 +177,14 @@ class ObsNormalizer:
         """Empty statistics: the first observations are only clipped."""
         return cls(map_space(lambda leaf: RunningStats.init(leaf.shape) if is_normalized(leaf) else None, space), space, clip)
 
+    def seen_by(self, space: Space) -> "ObsNormalizer":
+        """The statistics of the entries of a space that has a part of this one's."""
+        if space == self.space:
+            return self
+        return ObsNormalizer(map_space(lambda _, stats: stats, space, self.stats), space, self.clip)
+
     def normalize(self, obs: PyTree) -> PyTree:
-        """(x - mean) / std, clipped; leaves may have any leading dimensions."""
+        """(x - mean) / std, clipped; leaves may have any leading dimensions. Entries that the space has not are left out."""
 
         def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> Numbers:
             return x if stats is None else stats.normalize(x, clip=math.inf if self.clip is None else self.clip)

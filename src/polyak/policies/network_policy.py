@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec, MultiDiscrete
+from polyak.core.spaces import EnvSpec, MultiDiscrete, select
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.networks.unroll import reset_carry
@@ -65,8 +65,9 @@ class NetworkPolicy(NumPyMethods):
         return value
 
     def network_obs(self, time_step: TimeStep) -> PyTree:
-        """The observations as the network sees them."""
-        return time_step.obs if self.normalizer is None else self.normalizer.normalize(time_step.obs)
+        """The observations as the network sees them: entries that the spec has not are left out."""
+        obs = select(self.spec.obs, time_step.obs)
+        return obs if self.normalizer is None else self.normalizer.normalize(obs)
 
     def info(self, params: PyTree, value: PyTree) -> PyTree:
         """The `info` of a step with these outputs of the network."""

@@ -163,9 +163,11 @@ def _arrays(torso: PyTree, head: PyTree, normalizer: ObsNormalizer | None) -> di
     for i, layer in torso["dense"]["layers"].items():
         arrays |= {f"kernel{i}": np.asarray(layer["kernel"]), f"bias{i}": np.asarray(layer["bias"])}
     arrays |= {"head_kernel": np.asarray(head["kernel"]), "head_bias": np.asarray(head["bias"])}
-    if normalizer is None or normalizer.stats is None:
+    # Of one Box, or of the only entry of a Dict.
+    all_stats = jax.tree.leaves(normalizer and normalizer.stats, is_leaf=lambda x: isinstance(x, RunningStats))
+    if normalizer is None or not all_stats:
         return arrays
-    stats, clip = normalizer.stats, normalizer.clip
+    stats, clip = all_stats[0], normalizer.clip
     parts = {"mean": stats.mean, "mean_rest": stats.mean_rest, "deviation": _stddev(stats)}
     arrays |= {name: np.asarray(x).reshape(1, -1) for name, x in parts.items()}
     return {**arrays, "clip": np.array([np.inf if clip is None else clip], np.float32)}
