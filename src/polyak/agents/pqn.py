@@ -22,7 +22,7 @@ from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.heads import QValues
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.networks.q_network import check_q_network, is_noisy, q_network_or_default
-from polyak.ops.distributions.combinations import as_discrete, combine_mask, ravel_action
+from polyak.ops.distributions.combinations import as_discrete, combine_mask, for_values, ravel_action
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import (
     Aux,
@@ -277,7 +277,7 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         return value_at(EPSILON if self.epsilon is None else self.epsilon, state.env_steps)
 
     def _network_policy(self, state: PQNState, variables: Variables) -> NetworkPolicy:
-        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, combined=True)
+        return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, for_action=for_values)
 
     @property
     def _network(self) -> Network:

@@ -14,7 +14,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
-from polyak.ops.distributions.combinations import as_discrete, combine_actions
+from polyak.ops.distributions.combinations import as_discrete, combine_actions, for_values
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
@@ -160,7 +160,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         return jnp.where(self.has_started(env_steps), temperature, RANDOM_TEMPERATURE)
 
     def _network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy:
-        return NetworkPolicy(variables, state.normalizers.obs, self.values_network(), self.spec, combined=True)
+        return NetworkPolicy(variables, state.normalizers.obs, self.values_network(), self.spec, for_action=for_values)
 
     @property
     def _network(self) -> Any:

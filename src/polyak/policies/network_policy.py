@@ -1,16 +1,17 @@
 """Policies, pytrees that act: the policy of a network, and wrappers around any policy."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec, MultiDiscrete, select
+from polyak.core.spaces import EnvSpec, select
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, RecurrentNetwork, Scalar, TimeStep, Variables
 from polyak.networks.unroll import reset_carry
 from polyak.ops.distributions import Deterministic, Distribution, broadcast_params, for_space
-from polyak.ops.distributions.combinations import Combinations
 from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return_step
 from polyak.policies.predict import Mode, NumPyMethods, PolicyWithSpec
@@ -30,7 +31,7 @@ class NetworkPolicy(NumPyMethods):
             network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
         noise_key: the key of the network's noise; None applies the network without noise.
-        combined: the network has an output for each combination of a MultiDiscrete action, not for each choice of its parts.
+        for_action: the function of `(space, params, mask, squash=)` that makes the distribution.
         is_deterministic: the network is an actor without a distribution, as in TD3 and DDPG: samples are its mode.
     """
 
@@ -41,7 +42,7 @@ class NetworkPolicy(NumPyMethods):
     return_info: bool = static(default=False)
     squash: bool = static(default=False)
     noise_key: PRNGKeyArray | None = None
-    combined: bool = static(default=False)
+    for_action: Callable[..., Distribution] = static(default=for_space)
     is_deterministic: bool = static(default=False)
 
     def initial_state(self, batch_size: int) -> PyTree:
@@ -76,9 +77,7 @@ class NetworkPolicy(NumPyMethods):
     def _step(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree, PyTree]:
         carry = reset_carry(self.network, carry, time_step.first)
         (params, value), carry, _ = self.network.apply(self.variables, self.network_obs(time_step), carry, key=self.noise_key)
-        if self.combined and isinstance(self.spec.action, MultiDiscrete):
-            return Combinations(params, self.spec.action.nvec, time_step.action_mask), carry, ()
-        distribution = for_space(self.spec.action, params, time_step.action_mask, squash=self.squash)
+        distribution = self.for_action(self.spec.action, params, time_step.action_mask, squash=self.squash)
         if self.is_deterministic:
             distribution = Deterministic(distribution.mode())
         return distribution, carry, self.info(params, value)

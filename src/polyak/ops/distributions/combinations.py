@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, PRNGKeyArray
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete, Space
 from polyak.core.struct import static, struct
+from polyak.ops.distributions import Distribution, for_space
 from polyak.ops.distributions.discrete import Categorical
 from polyak.ops.distributions.events import check_same_kind, sample_and_log_prob
 
@@ -124,3 +125,10 @@ class Combinations:
     def numbers(self) -> Categorical:
         """The distribution over the combinations' numbers."""
         return Categorical(self.logits, None if self.mask is None else combine_mask(self.nvec, self.mask))
+
+
+def for_values(space: Space, params: Any, mask: Any = None, *, squash: bool = False) -> Distribution:
+    """`for_space`, but with a choice among combinations for a MultiDiscrete action; for networks of action values."""
+    if isinstance(space, MultiDiscrete):
+        return Combinations(params, space.nvec, mask)
+    return for_space(space, params, mask, squash=squash)
