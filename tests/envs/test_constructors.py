@@ -19,6 +19,7 @@ from polyak import envs, train
 from polyak.core.types import HostEnv
 from polyak.envs import host_batches
 from polyak.envs.autoreset import AutoReset
+from polyak.envs.available import JAX_LIBRARIES
 from polyak.envs.classic import CartPole
 from polyak.envs.env_batch import SingleBatch
 from polyak.envs.gymnasium import GymnasiumEnv
@@ -327,6 +328,11 @@ def without(monkeypatch, *absent):
         ("gymnax/CartPole-v1", ("gymnax",), "gymnax"),
         ("brax/ant", ("brax",), "brax"),
         ("jumanji/Snake-v1", ("jumanji",), "jumanji"),
+        ("playground/CheetahRun", ("mujoco_playground",), "playground"),
+        ("craftax/Craftax-Symbolic-v1", ("craftax",), "craftax"),
+        ("navix/Navix-Empty-5x5-v0", ("navix",), "navix"),
+        ("xminigrid/MiniGrid-Empty-5x5", ("xminigrid",), "xminigrid"),
+        ("pgx/2048", ("pgx",), "pgx"),
     ],
 )
 def test_a_missing_extra_gives_its_pip_line(name, packages, extra, monkeypatch):
@@ -359,7 +365,7 @@ def test_minatars_games_are_registered_by_their_names(tmp_path, monkeypatch):
 
 def test_the_extras_that_errors_name_are_there():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {"mujoco", "box2d", "atari", "gymnax", "brax", "jumanji"} <= set(project["optional-dependencies"])
+    assert {"mujoco", "box2d", "atari", *JAX_LIBRARIES} <= set(project["optional-dependencies"])
 
 
 def test_a_name_from_a_file_imports_no_module(tmp_path, monkeypatch):
@@ -385,7 +391,7 @@ def test_a_registered_environment_of_the_users_own_is_found_by_name():
 
 def test_all_names_are_listed():
     names = envs.names()
-    assert set(names) == {"jax", "gymnax", "brax", "jumanji", "playground", "atari", "gymnasium"}
+    assert set(names) == {"jax", *JAX_LIBRARIES, "atari", "gymnasium"}
     assert {"ALE/Breakout-v5", "ALE/Pong-v5"} <= set(names["atari"]) and len(names["atari"]) > 100
     assert not [name for name in names["gymnasium"] if "Breakout" in name]
     assert names["jax"] == ["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0"]

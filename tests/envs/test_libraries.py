@@ -7,7 +7,7 @@ import pytest
 
 from polyak import envs, loops
 from polyak.agents.ppo import PPO
-from polyak.envs.libraries import CONVERSIONS
+from polyak.envs.libraries import CONVERSIONS, IN_JAX
 from polyak.networks.feedforward import MLP
 from tests.envs import toys
 
@@ -17,7 +17,7 @@ def of_library(library):
     return type("Theirs", (), {"__module__": f"{library}.envs", "reset": None, "step": None})()
 
 
-@pytest.mark.parametrize("library", sorted(set(CONVERSIONS) - {"brax", "gymnax", "jumanji", "mujoco_playground"}))
+@pytest.mark.parametrize("library", sorted(set(CONVERSIONS) - set(IN_JAX)))
 def test_an_environment_of_another_library_is_an_error_with_its_conversion(library):
     with pytest.raises(TypeError, match=r"make: id must be a name, .*, got Theirs; (wrap|convert|pass)"):
         envs.make(of_library(library))

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.printing import short_repr
-from polyak.core.spaces import Box, Dict, EnvSpec, Space, map_space
+from polyak.core.spaces import Box, Dict, EnvSpec, MultiBinary, Space, map_space
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
 from polyak.core.warn import add_note
@@ -100,11 +100,15 @@ def own_promotion(id: str) -> Iterator[None]:
 
 
 def obs_space(example: Any) -> Space:
-    """The unbounded space of observations like `example`, an array or a dict of arrays."""
-    if isinstance(example, jax.ShapeDtypeStruct):
-        infinity = np.full(example.shape, np.inf)
-        return Box(-infinity, infinity)
-    return Dict({key: obs_space(part) for key, part in example.items()})
+    """The space of observations like `example`, an array or a dict of arrays, without bounds but those of their dtypes."""
+    if not isinstance(example, jax.ShapeDtypeStruct):
+        return Dict({key: obs_space(part) for key, part in example.items()})
+    dtype = np.dtype(example.dtype)
+    if dtype.kind == "b":
+        return MultiBinary(example.shape)
+    if dtype.kind in "iu":
+        return Box(np.iinfo(dtype).min, np.iinfo(dtype).max, example.shape, dtype)
+    return Box(-np.inf, np.inf, example.shape)
 
 
 def raw_key(key: PRNGKeyArray) -> Array:

@@ -64,12 +64,12 @@ def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
 
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
-    obs_space = _obs_space(env.observation_space(params), example, id)
-    spec = EnvSpec(obs_space, _action_space(env.action_space(params), id), id)
+    obs_space = box_of(env.observation_space(params), example, id)
+    spec = EnvSpec(obs_space, action_space_of(env.action_space(params), id), id)
     return ForeignDynamics(env, params, spec, reset_one, step_one)
 
 
-def _obs_space(space: Any, example: jax.ShapeDtypeStruct, id: str) -> Box:
+def box_of(space: Any, example: jax.ShapeDtypeStruct, id: str) -> Box:
     """The observation space; of floats if the space or the observations are (in some environments they differ)."""
     if type(space).__name__ != "Box":
         raise TypeError(f"{id}: observation space: {type(space).__name__} is not supported; supported is Box")
@@ -80,7 +80,8 @@ def _obs_space(space: Any, example: jax.ShapeDtypeStruct, id: str) -> Box:
     return Box(low, high, dtype=np.float32 if floats else example.dtype)
 
 
-def _action_space(space: Any, id: str) -> Space:
+def action_space_of(space: Any, id: str) -> Space:
+    """The action space of one of gymnax."""
     match type(space).__name__:
         case "Discrete":
             return Discrete(int(space.n))

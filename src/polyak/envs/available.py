@@ -3,13 +3,26 @@
 import importlib.util
 import inspect
 
-from polyak.dynamics.names import brax_names, gymnax_names, jumanji_names, playground_names
+from polyak.dynamics.names import (
+    brax_names,
+    craftax_names,
+    gymnax_names,
+    jumanji_names,
+    navix_names,
+    pgx_names,
+    playground_names,
+    xminigrid_names,
+)
 
 JAX_LIBRARIES = {
     "gymnax": gymnax_names,
     "brax": brax_names,
     "jumanji": jumanji_names,
     "playground": playground_names,
+    "craftax": craftax_names,
+    "navix": navix_names,
+    "xminigrid": xminigrid_names,
+    "pgx": pgx_names,
 }
 """Functions that list the names of other libraries' environments in JAX, by their prefix; `polyak.dynamics` has them all."""
 

@@ -30,7 +30,7 @@ MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
 MAX_PROCESSES = 2**10
 
-COSTLY_RESETS = ("brax/", "jumanji/", "playground/")
+COSTLY_RESETS = ("brax/", "craftax/", "jumanji/", "playground/", "xminigrid/")
 """Prefixes of environments whose reset costs more than a step."""
 
 ENVS_PER_DRAWN_STATE = 8
@@ -84,10 +84,12 @@ def make(
 
     Args:
         id: a name (`"jax/CartPole-v1"`, `"gymnax/CartPole-v1"`, `"brax/ant"`, `"jumanji/Snake-v1"`,
-            `"playground/CheetahRun"`, `"ALE/Pong-v5"`, or any of Gymnasium's), a function without arguments that creates a
-            `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an environment itself for `num_envs=1`,
-            a `gymnasium.vector.VectorEnv`, also of EnvPool and SuperSuit, which sets `num_envs`, or an environment of gymnax,
-            Brax, Jumanji or MuJoCo Playground.
+            `"playground/CheetahRun"`, `"craftax/Craftax-Symbolic-v1"`, `"navix/Navix-DoorKey-8x8-v0"`,
+            `"xminigrid/MiniGrid-DoorKey-8x8"`, `"pgx/2048"`, `"ALE/Pong-v5"`, or any of Gymnasium's), a function without
+            arguments that creates a `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an environment
+            itself for `num_envs=1`, a `gymnasium.vector.VectorEnv`, also of EnvPool and SuperSuit, which sets `num_envs`, or an
+            environment of gymnax, Brax, Jumanji, MuJoCo Playground, Craftax, NAVIX, XLand-MiniGrid or Pgx; also a pair of
+            environment and parameters, as gymnax and XLand-MiniGrid return it.
         num_envs: number of environments.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
         vectorization: for Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
@@ -104,8 +106,8 @@ def make(
             `ALE/`, the arguments are the fields of `envs.atari.Atari`.
         reset_pool: how an environment in JAX draws the initial states of its episodes, which are all different: a number draws
             so many whenever so many have been used, `None` draws one for every environment in every step; see `AutoReset`.
-            `"auto"` is an eighth of `num_envs` for Brax, Jumanji and MuJoCo Playground, and `None` for others, whose
-            resets are cheap.
+            `"auto"` is an eighth of `num_envs` for Brax, Jumanji, MuJoCo Playground, Craftax and XLand-MiniGrid, and `None`
+            for others, whose resets are cheap.
         import_modules: allow `"module:Name-v0"` to import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
@@ -199,6 +201,7 @@ def is_in_jax(env: Any) -> bool:
     """Return True if an environment, or an argument of `make`, is a JAX environment."""
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
+    env = env[0] if isinstance(env, tuple) and env else env
     return isinstance(env, Env) or any(is_from(PACKAGES.get(library, library), env) for library in JAX_LIBRARIES)
 
 
@@ -213,11 +216,12 @@ def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
 
 
 def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
-    """The dynamics of an environment object of a library."""
+    """The dynamics of an environment object of a library, or of a pair of environment and parameters."""
     check_no_settings(settings)
+    env, *params = env if isinstance(env, tuple) else (env,)
     name = type(getattr(env, "unwrapped", env)).__name__
     library = next(library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env))
-    made: Dynamics = _import_adapter(library).dynamics_of(env, f"{library}/{name}")
+    made: Dynamics = _import_adapter(library).dynamics_of(env, f"{library}/{name}", *params)
     return made
 
 

@@ -2,16 +2,16 @@
 
 from typing import Any
 
+IN_JAX = ("brax", "craftax", "gymnax", "jumanji", "mujoco_playground", "navix", "pgx", "xminigrid")
+"""Packages whose environments are in JAX."""
+
 CONVERSIONS = {
-    "brax": "pass the environment itself to make, not a function that creates it",
     "dm_control": "convert it with shimmy.DmControlCompatibilityV0(env)",
     "dm_env": "convert it with shimmy.DmControlCompatibilityV0(env)",
     "gym": "convert it with shimmy.GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 if its step returns four values",
-    "gymnax": "pass the environment itself to make, not a function that creates it",
-    "jumanji": "pass the environment itself to make, not a function that creates it",
-    "mujoco_playground": "pass the environment itself to make, not a function that creates it",
     "pettingzoo": "convert a parallel environment with supersuit.pettingzoo_env_to_vec_env_v1(env)",
     "stable_baselines3": "pass the function that creates one environment, and num_envs",
+    **dict.fromkeys(IN_JAX, "pass the environment itself to make, not a function that creates it"),
 }
 
 
