@@ -48,10 +48,23 @@ def test_death_is_terminal_also_at_the_time_limit():
     state, _ = env.init(jax.random.key(0))
     step = jax.jit(env.step)
     world = state.dynamics.state
-    dead = world.replace(player_health=world.player_health.at[0].set(-5), timestep=world.timestep.at[:2].set(LENGTH - 1))
+    dead = world.replace(
+        player_health=world.player_health.at[0].set(-5),
+        timestep=world.timestep.at[:2].set(LENGTH - 1),
+        achievements=world.achievements.at[:, 4].set(True),
+    )
     state = dataclasses.replace(state, dynamics=dataclasses.replace(state.dynamics, state=dead))
-    _, time_step = step(state, jnp.zeros(NUM_ENVS, jnp.int32), jax.random.key(1))
+    after, time_step = step(state, jnp.zeros(NUM_ENVS, jnp.int32), jax.random.key(1))
     assert time_step.terminated.tolist() == [True, False, False] and time_step.truncated.tolist() == [False, True, False]
+    # At the end of an episode, what the library reports, in its own names.
+    from craftax.craftax_classic.envs.common import compute_score
+
+    reported = {f"env/{name}": value for name, value in jax.vmap(compute_score)(after.dynamics.state, time_step.last).items()}
+    assert set(reported) - set(time_step.info) == {"env/score"}
+    for name, value in time_step.info.items():
+        np.testing.assert_array_equal(value[:2], reported[name][:2])
+        assert np.isnan(value[2])
+    assert sum(float(value[0]) for value in time_step.info.values()) == 100.0
 
 
 def test_objects_are_taken_and_names_and_settings_checked():

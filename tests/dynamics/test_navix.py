@@ -32,6 +32,7 @@ def test_every_step_is_the_librarys_own_to_the_goal_and_to_the_time_limit():
     steps = steps_beside(env, step_of(navix.make("Navix-Empty-Random-5x5-v0", max_steps=12)), 40)
     assert steps.terminated.sum() > 4 < steps.truncated.sum() and (steps.reward[steps.terminated] == 1).all()
     assert steps.obs.max() == 10
+    np.testing.assert_array_equal(steps.info["rollout/success_rate"][~steps.first], steps.terminated[~steps.first])
 
 
 def test_moving_obstacles_are_the_librarys_own():

@@ -1,5 +1,7 @@
 """MuJoCo Playground's environments, where it is installed: its dynamics, our resets, its time limit as truncation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,9 @@ def test_every_step_of_an_episode_is_the_librarys_own(env):
                 their_state = their_step(their_state, action)
             np.testing.assert_allclose(time_step.obs, their_state.obs, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(time_step.reward, their_state.reward, rtol=1e-5)
+            assert set(time_step.info) == {f"env/{name}" for name in their_state.metrics}
+            for name, value in their_state.metrics.items():
+                np.testing.assert_allclose(time_step.info[f"env/{name}"], value, rtol=1e-5)
             assert not time_step.terminated.any() and bool((time_step.truncated == (t == LENGTH - 1)).all())
         state, time_step = step(state, action, jax.random.key(1000 + episode))
     assert len(np.unique(np.asarray(time_step.obs)[:, 0])) == NUM_ENVS
@@ -91,6 +96,7 @@ class Fallen:
     obs: jax.Array
     reward: jax.Array
     done: jax.Array
+    metrics: dict = dataclasses.field(default_factory=dict)
 
 
 def test_an_action_is_repeated_up_to_the_step_that_terminates():
@@ -127,3 +133,4 @@ def test_the_compiled_loop_trains(env):
     agent = PPO(env.spec, network=MLP((8,)), num_steps=8, num_minibatches=1, num_epochs=1)
     result = train.run(agent, env, env_steps=64, seed=0, progress=False)
     assert result.progress.env_steps >= 64 and np.isfinite(result.metrics["rollout/ep_rew_mean"])
+    assert 0 < result.metrics["env/reward/upright"] <= 1

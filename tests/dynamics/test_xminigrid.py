@@ -29,6 +29,7 @@ def test_every_step_is_the_librarys_own_to_the_goal_and_to_the_time_limit():
     steps = steps_beside(env, step_of(*xminigrid.make("MiniGrid-EmptyRandom-5x5", max_steps=20, view_size=5)), 60)
     assert steps.terminated.sum() > 4 < steps.truncated.sum()
     assert (steps.reward[steps.terminated] > 0).all() and not steps.reward[~steps.terminated].any()
+    np.testing.assert_array_equal(steps.info["rollout/success_rate"][~steps.first], steps.terminated[~steps.first])
 
 
 def test_a_pair_of_environment_and_parameters_is_taken():

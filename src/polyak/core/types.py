@@ -126,6 +126,8 @@ class TimeStep:
         first: `obs` begins an episode.
         action_mask: None, or bool arrays in the tree of the action space, True where an action is allowed.
         record: None, or the reward and episode bounds for reported returns; never used for learning.
+        info: None, or numbers `[B]` that an environment in JAX reports, by tag, NaN for environments without a number; never
+            used for learning. The tags are those of `HostEnv.info`.
     """
 
     obs: PyTree
@@ -135,6 +137,7 @@ class TimeStep:
     first: Any
     action_mask: PyTree = None
     record: EpisodeRecord | None = None
+    info: Mapping[str, Any] | None = None
 
     @property
     def last(self) -> Any:

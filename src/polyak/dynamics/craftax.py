@@ -1,8 +1,10 @@
 """Craftax' environments as dynamics: without its autoreset, and with its time limit as truncation."""
 
+import importlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from polyak.core.spaces import EnvSpec
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
@@ -38,7 +40,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
 def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
     """The dynamics of an environment of Craftax with its parameters; None for the environment's default parameters.
 
-    An episode that is over after `max_timesteps`, and would not be over without that limit, is truncated.
+    An episode that is over after `max_timesteps`, and would not be over without that limit, is truncated. At its end it
+    reports each achievement as 0 or 100, like the library's `info`.
     """
     params = env.default_params if params is None else params
     unlimited = params.replace(max_timesteps=NEVER)
@@ -53,7 +56,14 @@ def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
         return ForeignState(after, obs), reward, terminated, done & ~terminated
 
     with own_promotion(id):
-        example = jax.eval_shape(reset_one, jax.random.key(0)).obs
-    obs_space = box_of(env.observation_space(params), example, id)
+        example = jax.eval_shape(reset_one, jax.random.key(0))
+    package = type(example.state).__module__.split(".")[:2]
+    achievements = importlib.import_module(".".join([*package, "constants"])).Achievement
+
+    def info_one(state: Any) -> dict[str, Any]:
+        percent = jnp.where(env.is_terminal(state, params), 100.0 * state.achievements, jnp.nan)
+        return {f"Achievements/{each.name.lower()}": percent[each.value] for each in achievements}
+
+    obs_space = box_of(env.observation_space(params), example.obs, id)
     spec = EnvSpec(obs_space, action_space_of(env.action_space(params), id), id)
-    return ForeignDynamics(env, params, spec, reset_one, step_one)
+    return ForeignDynamics(env, params, spec, reset_one, step_one, info_one)

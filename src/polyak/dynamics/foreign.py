@@ -1,7 +1,7 @@
 """Environments of other JAX libraries, written for one copy, as batched dynamics."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ class ForeignDynamics:
         spec: spec of one environment.
         reset_one: `key -> ForeignState` of one environment.
         step_one: `(key, state, action) -> (ForeignState, reward, terminated, truncated)` of one environment.
+        info_one: numbers that the library's state of one environment reports, by name; see `autoreset.ReportingDynamics`.
     """
 
     def __init__(
@@ -44,9 +45,10 @@ class ForeignDynamics:
         spec: EnvSpec,
         reset_one: Callable[[PRNGKeyArray], ForeignState],
         step_one: Callable[[PRNGKeyArray, PyTree, PyTree], tuple[ForeignState, Any, Any, Any]],
+        info_one: Callable[[PyTree], Mapping[str, Any]] = lambda state: {},
     ) -> None:
         self.env, self.settings, self.spec = env, settings, spec
-        self._reset_one, self._step_one = reset_one, step_one
+        self._reset_one, self._step_one, self._info_one = reset_one, step_one, info_one
 
     def __eq__(self, other: object) -> bool:
         mine = self.env, self.settings, self.spec
@@ -82,6 +84,12 @@ class ForeignDynamics:
     def action_mask(self, state: ForeignState) -> PyTree:
         """The action mask, or None."""
         return state.action_mask
+
+    def info(self, state: ForeignState) -> dict[str, Float[Array, " B"]]:
+        """The numbers that the environments report, by name; arrays that they report are left out."""
+        with own_promotion(self.spec.id):
+            info = jax.vmap(self._info_one)(state.state)
+        return {name: jnp.asarray(x, jnp.float32) for name, x in info.items() if x.ndim == 1}
 
     def _cast_obs(self, state: ForeignState) -> ForeignState:
         obs = map_space(lambda leaf, x: x.astype(leaf.dtype), self.spec.obs, state.obs)

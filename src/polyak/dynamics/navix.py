@@ -38,7 +38,10 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
 
 
 def dynamics_of(env: Any, id: str) -> ForeignDynamics:
-    """The dynamics of an environment of `navix.make`. The state holds sprites only where the observation is made of them."""
+    """The dynamics of an environment of `navix.make`. The state holds sprites only where the observation is made of them.
+
+    An episode whose last reward is above 0 is a success.
+    """
     from navix import observations
     from navix.entities import EntityIds
     from navix.environments.environment import StepType
@@ -58,6 +61,9 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
         truncated, terminated = (after.step_type == kind for kind in (StepType.TRUNCATION, StepType.TERMINATION))
         return read(after), after.reward, terminated, truncated
 
+    def info_one(state: Any) -> dict[str, Any]:
+        return {"is_success": state.reward > 0}
+
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
         # The library's space of symbols lacks the player's. Walls are -1 where symbols are signed.
@@ -67,4 +73,4 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     obs_space = Box(np.maximum(low, 0) if dtype.kind == "u" else low, high, example.shape, dtype)
     spec = EnvSpec(obs_space, Discrete(int(env.action_space.n)), id)
     # Environments hold arrays and have no `==`; their methods are equal if they are of the same environment.
-    return ForeignDynamics(env.reset, None, spec, reset_one, step_one)
+    return ForeignDynamics(env.reset, None, spec, reset_one, step_one, info_one)

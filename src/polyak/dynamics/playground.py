@@ -85,4 +85,4 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
     spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
-    return ForeignDynamics(env, None, spec, reset_one, step_one)
+    return ForeignDynamics(env, None, spec, reset_one, step_one, lambda limited: limited.state.metrics)

@@ -45,12 +45,16 @@ def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
         terminated = after.last() & (after.discount == 0)
         return ForeignState(after, after.observation), after.reward, terminated, after.last() & ~terminated
 
+    def info_one(state: Any) -> dict[str, Any]:
+        return {"is_success": state.discount == 0}
+
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
     spec = EnvSpec(_obs_space(example), Discrete(int(env.num_actions(params))), id)
     # Parameters with arrays, which rulesets are, have no `==`.
     leaves, structure = jax.tree.flatten(params)
-    return ForeignDynamics(env, (structure, [np.asarray(leaf).tolist() for leaf in leaves]), spec, reset_one, step_one)
+    settings = structure, [np.asarray(leaf).tolist() for leaf in leaves]
+    return ForeignDynamics(env, settings, spec, reset_one, step_one, info_one)
 
 
 def _obs_space(example: Any) -> Space:

@@ -1,6 +1,7 @@
 """Wraps batched dynamics with next-step autoreset, as an `Env`."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
@@ -20,6 +21,7 @@ from polyak.core.space_check import (
 )
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.struct import static, struct
+from polyak.core.tags import SUCCESS
 from polyak.core.types import PyTree, TimeStep
 from polyak.envs.reset_pool import ResetPool
 
@@ -58,6 +60,18 @@ class MaskedDynamics(Dynamics, Protocol):
         ...
 
 
+@runtime_checkable
+class ReportingDynamics(Dynamics, Protocol):
+    """Dynamics that report numbers, which become metrics."""
+
+    def info(self, state: PyTree) -> Mapping[str, Any]:
+        """Return real numbers `[B]` of the state by name, NaN for environments without a number.
+
+        `env/NAME` is the mean over transitions since the last report; `is_success` counts at the ends of episodes.
+        """
+        ...
+
+
 @struct
 class AutoResetState:
     """The dynamics' state, flags of environments that reset on the next step because their episode ended, and a pool."""
@@ -88,7 +102,7 @@ class AutoReset:
             the wrong shape.
     """
 
-    dynamics: Dynamics | MaskedDynamics = static()
+    dynamics: Dynamics | MaskedDynamics | ReportingDynamics = static()
     num_envs: int = static(default=1)
     action_scaling: Literal["clip", "rescale"] = static(default="clip")
     reset_pool: int | None = static(default=None)
@@ -116,8 +130,8 @@ class AutoReset:
         pool = ResetPool.full(rest, pool_size) if pool_size else None
         obs = self._observe(state)
         no = jnp.zeros(self.num_envs, bool)
-        time_step = TimeStep(obs, jnp.zeros(self.num_envs, jnp.float32), no, no, ~no, self._action_mask(state))
-        return AutoResetState(state, no, pool), time_step
+        reward, mask, info = jnp.zeros(self.num_envs, jnp.float32), self._action_mask(state), self._info(state)
+        return AutoResetState(state, no, pool), TimeStep(obs, reward, no, no, ~no, mask, info=info)
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Step every environment; environments whose last time step was `last` reset instead."""
@@ -131,7 +145,8 @@ class AutoReset:
         after, pool = self._reset(after, state.pool, first, key)
         terminated, truncated = terminated & ~first, truncated & ~first
         reward = jnp.where(first, 0.0, jnp.asarray(reward, jnp.float32))
-        time_step = TimeStep(self._observe(after), reward, terminated, truncated, first, self._action_mask(after))
+        obs, mask, info = self._observe(after), self._action_mask(after), self._info(after)
+        time_step = TimeStep(obs, reward, terminated, truncated, first, mask, info=info)
         return AutoResetState(after, terminated | truncated, pool), time_step
 
     def _reset(self, state: PyTree, pool: ResetPool | None, first: Any, key: PRNGKeyArray) -> tuple[PyTree, ResetPool | None]:
@@ -167,6 +182,14 @@ class AutoReset:
         check_masks(self.spec, mask, self.num_envs)
         return mask
 
+    def _info(self, state: PyTree) -> dict[str, Any] | None:
+        if not isinstance(self.dynamics, ReportingDynamics):
+            return None
+        info = self.dynamics.info(state)
+        for name, value in info.items():
+            _check_numbers(f"{self.spec.id}: info() must return {name!r}", value, ((self.num_envs,),))
+        return {SUCCESS if name == "is_success" else f"env/{name}": jnp.float32(x) for name, x in info.items()} or None
+
 
 def _expand(mask: Any, like: Any) -> Any:
     """The mask `[B]` with trailing axes of length 1, so that it broadcasts with `like` `[B, ...]`."""
@@ -197,12 +220,22 @@ def _check_step(spec: EnvSpec, before: PyTree, result: Any, num_envs: int) -> No
         raise TypeError(f"{spec.id}: step() must return (state, reward, terminated, truncated), got {got}")
     after, *rest = result
     for name, value in zip(("reward", "terminated", "truncated"), rest, strict=True):
-        kinds, expected = (REAL, "real numbers") if name == "reward" else ((jnp.bool_,), "bool")
-        if not any(jnp.issubdtype(jnp.result_type(value), kind) for kind in kinds):
-            raise TypeError(f"{spec.id}: step() must return {name} as {expected}, got {jnp.result_type(value)}")
-        if jnp.shape(value) not in ((), (num_envs,)):
-            raise ValueError(f"{spec.id}: step() must return {name} of shape {(num_envs,)}, got {jnp.shape(value)}")
+        is_flag = name != "reward"
+        _check_numbers(f"{spec.id}: step() must return {name}", value, ((num_envs,), ()), is_flag=is_flag)
     check_same_types(spec.id, "the state", before, after)
+
+
+def _check_numbers(what: str, value: Any, shapes: tuple[tuple[int, ...], ...], *, is_flag: bool = False) -> None:
+    """Check that a value has real numbers, or bools, and one of the shapes.
+
+    Raises:
+        TypeError, ValueError: it has another dtype or shape; the message begins with `what`.
+    """
+    kinds, expected = ((jnp.bool_,), "bool") if is_flag else (REAL, "real numbers")
+    if not any(jnp.issubdtype(jnp.result_type(value), kind) for kind in kinds):
+        raise TypeError(f"{what} as {expected}, got {jnp.result_type(value)}")
+    if jnp.shape(value) not in shapes:
+        raise ValueError(f"{what} of shape {shapes[0]}, got {jnp.shape(value)}")
 
 
 def check_obs(spec: EnvSpec, obs: PyTree, num_envs: int) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.tags import RETURN, SUCCESS
-from polyak.core.types import EPISODE_WINDOW, EndedEpisodes, EpisodeRecord, TimeStep
+from polyak.core.types import EPISODE_WINDOW, EndedEpisodes, EpisodeRecord, Mean, TimeStep
 from polyak.core.warn import warn
 
 AGENT_RETURN, LENGTH = "rollout/ep_agent_rew_mean", "rollout/ep_len_mean"
@@ -40,11 +40,16 @@ class Episodes:
 
 @struct
 class EpisodeTotals:
-    """Number of completed episodes, and the sums of their returns and lengths, of one iteration or several."""
+    """Number of completed episodes, and the sums of their returns and lengths, of one iteration or several.
+
+    Attributes:
+        successes: the mean of what an environment in JAX reports as success at the ends of episodes; None without reports.
+    """
 
     count: UInt32[Array, "*S"]
     returns: Float[Array, "*S"]
     lengths: UInt32[Array, "*S"]
+    successes: Mean | None = None
 
     @classmethod
     def none(cls) -> "EpisodeTotals":
@@ -78,7 +83,15 @@ def measure(episodes: Episodes, time_steps: TimeStep) -> tuple[Episodes, Episode
     before = time_steps.episode_record.first[0]
     counted = jax.tree.map(lambda x: x[1:], time_steps.episode_record)
     episodes, (ended, returns, lengths) = jax.lax.scan(step, _zero_where(before, episodes), counted)
-    return episodes, EpisodeTotals(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32))
+    success = (time_steps.info or {}).get(SUCCESS)
+    successes = None if success is None else Mean.of(success[1:], ended)
+    return episodes, EpisodeTotals(ended.sum(dtype=jnp.uint32), returns.sum(), lengths.sum(dtype=jnp.uint32), successes)
+
+
+def info_means(time_steps: TimeStep) -> dict[str, Mean]:
+    """The mean of each value that an environment in JAX reports at the transitions of time steps `[T+1, B]`, by tag."""
+    counts, info = ~time_steps.first[1:], time_steps.info or {}
+    return {tag: Mean.of(values[1:], counts) for tag, values in info.items() if tag != SUCCESS}
 
 
 def add_with_rounding(
@@ -169,8 +182,12 @@ class EpisodeStatistics:
         info = InfoSums() if info is None else info
         self._since_report.merge(info)
         counts, returns, lengths = (np.ravel(x).tolist() for x in (finished.count, finished.returns, finished.lengths))
-        totals = zip(counts, returns, lengths, strict=True)
-        self._ended += [EndedEpisodes(count, total, length, info.sums) for count, total, length in totals if count]
+        reported = [info.sums] * len(counts)
+        if (successes := finished.successes) is not None:
+            pairs = zip(np.ravel(successes.count).astype(int).tolist(), np.ravel(successes.total).tolist(), strict=True)
+            reported = [info.sums | {SUCCESS: pair} for pair in pairs]
+        totals = zip(counts, returns, lengths, reported, strict=True)
+        self._ended += [EndedEpisodes(*entry) for entry in totals if entry[0]]
         while self._ended and sum(entry.count for entry in self._ended) - self._ended[0].count >= EPISODE_WINDOW:
             self._ended.popleft()
 

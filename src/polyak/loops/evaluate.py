@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +52,8 @@ class Evaluation:
         returns: undiscounted returns, in the environment's units: the returns recorded in `info["episode"]` if there are any,
             else the sums of rewards.
         lengths: episode lengths, in steps.
-        successes: `info["is_success"]` at the end of each episode, NaN where it is missing; None if it is always missing.
+        successes: `is_success` of the environment's `info` at the end of each episode, NaN where it is missing; None if it is
+            always missing.
     """
 
     returns: npt.NDArray[np.float64]
@@ -199,7 +201,7 @@ def _evaluate_on_host(
         carry = step.carry
         check_error_flags(carry, log.is_running)
         time_step = env.step(jax.tree.map(np.asarray, step.action))
-        log.add(time_step.episode_record, getattr(env, "info", {}))
+        log.add(time_step.episode_record, time_step.info or getattr(env, "info", {}))
         t += 1
     return log, t, time_step, carry
 
@@ -224,25 +226,25 @@ def _evaluate_compiled(
         loop, end, scores = relay.run(chunk, policy, loop, env_key, act_key, *limits)
         scores = jax.tree.map(np.asarray, scores)
         for i in range(int(end) - t):
-            log.add(EpisodeRecord(scores.reward[i], scores.last[i], scores.first[i]))
+            log.add(*jax.tree.map(itemgetter(i), scores))
         t = int(end)
     return log.result()
 
 
 @cached_per_env
-def _program(env: Env) -> Callable[..., tuple[PyTree, Array, EpisodeRecord]]:
+def _program(env: Env) -> Callable[..., tuple[PyTree, Array, tuple[EpisodeRecord, dict[str, Array]]]]:
     """The jitted function that runs up to `CHUNK` steps; policy failures count only in episodes within the quota."""
 
     def chunk(
         policy: Policy, loop: PyTree, env_key: PRNGKeyArray, act_key: PRNGKeyArray, start: Array, end: Array, num_left: Array
-    ) -> tuple[PyTree, Array, EpisodeRecord]:
+    ) -> tuple[PyTree, Array, tuple[EpisodeRecord, dict[str, Array]]]:
         def step(values: PyTree) -> PyTree:
             t, num_left, (env_state, time_step, carry), scores = values
             policy_step = policy.action(time_step, carry, jax.random.fold_in(act_key, t))
             carry = count_failures_in(num_left > 0, carry, policy_step.carry)
             env_state, time_step = env.step(env_state, policy_step.action, env_step_key(env_key, t))
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t - start, axis=0)
-            scores = jax.tree.map(put, scores, time_step.episode_record)
+            scores = jax.tree.map(put, scores, _scores(time_step))
             num_left = num_left - time_step.episode_record.last.astype(jnp.int32)
             return t + jnp.uint32(1), num_left, (env_state, time_step, carry), scores
 
@@ -251,11 +253,16 @@ def _program(env: Env) -> Callable[..., tuple[PyTree, Array, EpisodeRecord]]:
             t, num_left, *_ = values
             return (t < end) & jnp.any(num_left > 0)
 
-        scores = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), loop[1].episode_record)
+        scores = jax.tree.map(lambda x: jnp.zeros((CHUNK, *x.shape), x.dtype), _scores(loop[1]))
         t, _, loop, scores = jax.lax.while_loop(has_next, step, (start, num_left, loop, scores))
         return loop, t, scores
 
     return jax.jit(chunk)
+
+
+def _scores(time_step: TimeStep) -> tuple[EpisodeRecord, dict[str, Array]]:
+    """What `_EpisodeLog` counts of a time step."""
+    return time_step.episode_record, {tag: x for tag, x in (time_step.info or {}).items() if tag == SUCCESS}
 
 
 def _timeout(env: Env | HostEnv, steps: int) -> "UnendedEpisodes":

@@ -36,7 +36,7 @@ from polyak.core.types import (
     copy_buffers,
 )
 from polyak.loops.agent_check import check_agent, check_callbacks, check_update
-from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, measure
+from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, info_means, measure
 from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay
 
@@ -200,10 +200,12 @@ def first_state(
 def update_agent(
     agent: Agent, update: Any, state: LoopState, rollout: Rollout, key: PRNGKeyArray
 ) -> tuple[PyTree, Episodes, Metrics, EpisodeTotals]:
-    """Update the episode statistics and the agent with a rollout."""
+    """Update the episode statistics and the agent with a rollout; metrics include what the environment reports in `info`."""
     episodes, finished = measure(state.episodes, rollout.time_steps)
+    reported = info_means(rollout.time_steps)
+    rollout = replace(rollout, time_steps=replace(rollout.time_steps, info=None))
     agent_state, metrics = update(agent, state.agent, rollout, key)
-    return agent_state, episodes, metrics, finished
+    return agent_state, episodes, metrics | reported, finished
 
 
 def update_on(mesh: Mesh | None) -> Callable[[Agent, PyTree, Rollout, PRNGKeyArray], tuple[PyTree, Metrics]]:
