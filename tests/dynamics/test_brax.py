@@ -40,6 +40,12 @@ def test_a_fall_terminates_as_in_brax():
     np.testing.assert_array_equal(steps.terminated, angle > 0.2)
 
 
+def test_metrics_of_brax_are_reported():
+    steps = play(envs.make("brax/reacher", num_envs=2), 3, 0.5)
+    assert set(steps.info) == {"env/reward_ctrl", "env/reward_dist"}
+    np.testing.assert_allclose((steps.info["env/reward_ctrl"] + steps.info["env/reward_dist"])[1:], steps.reward[1:], rtol=1e-5)
+
+
 @pytest.mark.parametrize("make", [brax.get_environment, lambda name: brax.create(name, episode_length=7)])
 def test_environment_objects_are_taken_without_braxs_resets(make):
     env = envs.make(make("fast"), num_envs=2)

@@ -1,6 +1,7 @@
 """MuJoCo Playground's environments, where it is installed: its dynamics, our resets, its time limit as truncation."""
 
 import dataclasses
+import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -127,6 +128,27 @@ def test_objects_are_taken_and_names_and_settings_checked(env):
         envs.make("playground/CartpoleBalance", env_kwargs={"episode_length": 0})
     with pytest.raises(KeyError, match="lenght"):
         envs.make("playground/CartpoleBalance", env_kwargs={"lenght": 3})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (subprocess.CalledProcessError(128, "git", stderr="fatal: Could not resolve host: github.com\n"), "Could not resolve"),
+        (subprocess.TimeoutExpired("git", 30), "timed out after 30 seconds"),
+        (FileNotFoundError("No such file or directory: 'git'"), "No such file or directory: 'git'"),
+    ],
+)
+def test_robots_that_cannot_be_downloaded_are_one_error(error, reason, tmp_path, monkeypatch):
+    def run(command, **options):
+        assert options["timeout"] == 30
+        raise error
+
+    monkeypatch.setattr("mujoco_playground._src.mjx_env.MENAGERIE_PATH", tmp_path / "mujoco_menagerie")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(
+        ImportError, match=rf"playground/Go1JoystickFlatTerrain needs .*{reason}.* copy the folder to {tmp_path}"
+    ):
+        envs.make("playground/Go1JoystickFlatTerrain")
 
 
 def test_the_compiled_loop_trains(env):

@@ -1,5 +1,8 @@
 """Environments of MuJoCo Playground as dynamics, with their time limit as truncation."""
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +18,8 @@ from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, ow
 from polyak.dynamics.names import check_name, playground_names
 
 EPISODE_LENGTH = 1000
+MENAGERIE = "https://github.com/deepmind/mujoco_menagerie.git"
+DOWNLOAD_TIMEOUT = 30
 
 
 @struct
@@ -46,7 +51,33 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
     check_name("playground", name, playground_names())
     has_impl = "impl" in registry.get_default_config(name)
     on_cpu = {"impl": "jax"} if has_impl and jax.default_backend() == "cpu" else {}
+    if name not in registry.dm_control_suite.ALL_ENVS:
+        _check_menagerie(f"playground/{name}")
     return dynamics_of(registry.load(name, config_overrides=on_cpu | settings), f"playground/{name}")
+
+
+def _check_menagerie(id: str) -> None:
+    """Check that the files of robots are there, or that the library can clone them; it would wait for a network forever.
+
+    Raises:
+        ImportError: they are neither.
+    """
+    from mujoco_playground._src import mjx_env
+
+    path, commit = Path(mjx_env.MENAGERIE_PATH), mjx_env.MENAGERIE_COMMIT_SHA
+    if path.exists():
+        return
+    try:
+        # Without a terminal, git cannot ask for a password.
+        environment = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
+        command = ["git", "ls-remote", MENAGERIE, "HEAD"]
+        subprocess.run(command, env=environment, timeout=DOWNLOAD_TIMEOUT, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", None) or error).strip()
+        raise ImportError(
+            f"{id} needs the robots of the MuJoCo Menagerie, which cannot be downloaded ({reason}); where there is a network, "
+            f"run git clone {MENAGERIE} and git checkout {commit}, and copy the folder to {path}"
+        ) from error
 
 
 def dynamics_of(env: Any, id: str) -> ForeignDynamics:
