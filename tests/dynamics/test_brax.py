@@ -7,9 +7,11 @@ import pytest
 
 from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
+from polyak.dynamics.foreign import own_promotion
 from polyak.networks.feedforward import MLP
 
 brax = pytest.importorskip("brax.envs")
+training = pytest.importorskip("brax.envs.wrappers.training")
 
 # Brax warns of itself, and of values that it casts.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -44,6 +46,32 @@ def test_metrics_of_brax_are_reported():
     steps = play(envs.make("brax/reacher", num_envs=2), 3, 0.5)
     assert set(steps.info) == {"env/reward_ctrl", "env/reward_dist"}
     np.testing.assert_allclose((steps.info["env/reward_ctrl"] + steps.info["env/reward_dist"])[1:], steps.reward[1:], rtol=1e-5)
+
+
+def randomize_gravity(system, keys):
+    axes = jax.tree.map(lambda leaf: None, system).tree_replace({"opt.gravity": 0})
+    gravity = jax.vmap(lambda key: jax.random.uniform(key, (3,), minval=-20.0, maxval=-1.0))(keys)
+    return system.tree_replace({"opt.gravity": gravity}), axes
+
+
+def test_each_episode_draws_a_model():
+    env = envs.make(
+        "brax/inverted_pendulum", num_envs=2, env_kwargs={"episode_length": 2, "randomization_fn": randomize_gravity}
+    )
+    state, _ = env.init(jax.random.key(0))
+    ((_, gravity),) = state.dynamics.state[1].items()
+    theirs = brax.get_environment("inverted_pendulum")
+    systems, axes = theirs.sys.tree_replace({"opt.gravity": gravity}), randomize_gravity(theirs.sys, jnp.zeros((2, 2)))[1]
+    wrapped = training.DomainRandomizationVmapWrapper(theirs, lambda system: (systems, axes))
+    step, action = jax.jit(env.step), jnp.full((2, 1), 0.5)
+    with own_promotion("brax"):
+        expected = jax.jit(wrapped.step)(state.dynamics.state[0], action)
+    state, time_step = step(state, action, jax.random.key(1))
+    np.testing.assert_allclose(time_step.obs, expected.obs, rtol=1e-5, atol=1e-6)
+    for t in range(2):
+        state, _ = step(state, action, jax.random.key(t))
+    (fresh,) = state.dynamics.state[1].values()
+    assert len(np.unique(np.concatenate([gravity, fresh])[:, 2])) == 4
 
 
 @pytest.mark.parametrize("make", [brax.get_environment, lambda name: brax.create(name, episode_length=7)])

@@ -156,3 +156,43 @@ def test_the_compiled_loop_trains(env):
     result = train.run(agent, env, env_steps=64, seed=0, progress=False)
     assert result.progress.env_steps >= 64 and np.isfinite(result.metrics["rollout/ep_rew_mean"])
     assert 0 < result.metrics["env/reward/upright"] <= 1
+
+
+def randomize_mass(model, keys):
+    """As the functions of Playground: the masses of each copy times a number of its own."""
+    factors = jax.vmap(lambda key: jax.random.uniform(key, (), minval=0.2, maxval=5.0))(keys)
+    axes = jax.tree.map(lambda leaf: None, model).tree_replace({"body_mass": 0})
+    return model.tree_replace({"body_mass": factors[:, None] * model.body_mass[None]}), axes
+
+
+def test_each_episode_draws_a_model_with_which_the_librarys_wrapper_steps_alike():
+    env = envs.make(
+        "playground/CartpoleBalance",
+        num_envs=NUM_ENVS,
+        env_kwargs={"episode_length": 2, "randomization_fn": randomize_mass},
+        reset_pool=1,
+    )
+    state, _ = env.init(jax.random.key(0))
+    limited, action = state.dynamics.state, jnp.full((NUM_ENVS, 1), 0.5)
+    ((_, masses),) = limited.model.items()
+    assert len(np.unique(masses[:, 1])) == NUM_ENVS
+    theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    axes = randomize_mass(theirs.mjx_model, jax.random.split(jax.random.key(0)))[1]
+    models = theirs.mjx_model.tree_replace({"body_mass": masses})
+    wrapped = playground.wrapper.BraxDomainRandomizationVmapWrapper(theirs, lambda model: (models, axes))
+    with own_promotion("playground"):
+        expected = jax.jit(wrapped.step)(limited.state, action)
+    step = jax.jit(env.step)
+    state, time_step = step(state, action, jax.random.key(1))
+    np.testing.assert_allclose(time_step.obs, expected.obs, rtol=1e-5, atol=1e-6)
+    assert len(np.unique(np.asarray(time_step.obs)[:, 1])) == NUM_ENVS
+    for t in range(2):
+        state, time_step = step(state, action, jax.random.key(t))
+    assert bool(time_step.first.all())
+    (fresh,) = state.dynamics.state.model.values()
+    assert not np.isin(fresh[:, 1], masses[:, 1]).any()
+
+
+def test_a_randomization_of_the_librarys_own_must_exist():
+    with pytest.raises(ValueError, match=r"CartpoleBalance has no randomization_fn of its own; pass a function"):
+        envs.make("playground/CartpoleBalance", env_kwargs={"randomization_fn": True})

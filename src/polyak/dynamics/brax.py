@@ -4,11 +4,12 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
 from polyak.dynamics.names import brax_names, check_name
+
+from polyak.dynamics.randomized_model import RandomizedModel
 
 EPISODE_LENGTH = 1000
 
@@ -17,7 +18,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
     """The dynamics of a Brax environment, by name.
 
     Args:
-        settings: `episode_length` and `action_repeat` as in `brax.envs.create`, else arguments of its constructor.
+        settings: `episode_length` and `action_repeat` as in `brax.envs.create`, `randomization_fn`, with which each episode
+            draws a model, else arguments of its constructor.
 
     Raises:
         ImportError: Brax is not installed.
@@ -33,15 +35,16 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
     limits |= {key: value for key, value in settings.items() if key in limits}
     for key, value in limits.items():
         check_integer("make", f"env_kwargs[{key!r}]", value)
-    env = envs.get_environment(name, **{key: value for key, value in settings.items() if key not in limits})
-    return dynamics_of(EpisodeWrapper(env, **limits), f"brax/{name}")
+    others = {key: value for key, value in settings.items() if key not in (*limits, "randomization_fn")}
+    env = EpisodeWrapper(envs.get_environment(name, **others), **limits)
+    return dynamics_of(env, f"brax/{name}", settings.get("randomization_fn"))
 
 
-def dynamics_of(env: Any, id: str) -> ForeignDynamics:
-    """The dynamics of an environment of `brax.envs.get_environment` or `create`.
+def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynamics:
+    """The dynamics of an environment of `brax.envs.get_environment` or `create`, with domain randomization.
 
     An environment without Brax's `EpisodeWrapper` gets one, with 1000 steps, as `create` sets by default: most never end by
-    themselves. Actions are in [-1, 1], as Brax's own agents take them.
+    themselves. Actions are in [-1, 1], as Brax's own agents take them. For `randomization_fn` see `RandomizedModel`.
 
     Raises:
         ValueError: the environment is batched by Brax.
@@ -54,16 +57,22 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
         raise ValueError(f"make: {id} must not be batched by Brax; create it without batch_size and pass num_envs to make")
     limited = env if isinstance(env, training.EpisodeWrapper) else training.EpisodeWrapper(env, EPISODE_LENGTH, 1)
 
+    model = RandomizedModel(limited.unwrapped, "sys", randomization_fn)
+
     def reset_one(key: Any) -> ForeignState:
-        state = limited.reset(raw_key(key))
-        return ForeignState(state, state.obs)
+        arrays = model.draw(raw_key(jax.random.fold_in(key, 1)))
+        with model.use(arrays):
+            state = limited.reset(raw_key(key))
+        return ForeignState((state, arrays), state.obs)
 
     def step_one(key: Any, state: Any, action: Any) -> tuple[ForeignState, Any, Any, Any]:
-        after = limited.step(state, action)
+        before, arrays = state
+        with model.use(arrays):
+            after = limited.step(before, action)
         truncated = after.info["truncation"] > 0
-        return ForeignState(after, after.obs), after.reward, (after.done > 0) & ~truncated, truncated
+        return ForeignState((after, arrays), after.obs), after.reward, (after.done > 0) & ~truncated, truncated
 
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
     spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
-    return ForeignDynamics(env, None, spec, reset_one, step_one, lambda state: state.metrics)
+    return ForeignDynamics(env, randomization_fn, spec, reset_one, step_one, lambda state: state[0].metrics)

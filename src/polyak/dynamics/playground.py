@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
-
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
 from polyak.dynamics.names import check_name, playground_names
+
+from polyak.dynamics.randomized_model import RandomizedModel
 
 EPISODE_LENGTH = 1000
 MENAGERIE = "https://github.com/deepmind/mujoco_menagerie.git"
@@ -24,10 +25,11 @@ DOWNLOAD_TIMEOUT = 30
 
 @struct
 class LimitedState:
-    """Playground's state, and the number of control steps since the reset."""
+    """Playground's state, the number of control steps since the reset, and the episode's arrays of the model."""
 
     state: PyTree
     steps: Int32[Array, ""]
+    model: PyTree
 
 
 def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
@@ -35,11 +37,12 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
 
     Args:
         settings: entries of the environment's config, such as `episode_length` and `action_repeat`; a dot separates the names
-            of nested entries. `impl` is `"jax"` on a CPU, where the library's default takes 45 times as long.
+            of nested entries. `impl` is `"jax"` on a CPU, where the library's default takes 45 times as long. And
+            `randomization_fn`, with which each episode draws a model; True is the library's function for this environment.
 
     Raises:
         ImportError: MuJoCo Playground is not installed, or the files of a robot cannot be downloaded.
-        ValueError: no such environment, or a setting of another type.
+        ValueError: no such environment, a setting of another type, or no such function.
         KeyError: no such setting.
     """
     try:
@@ -53,7 +56,11 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
     on_cpu = {"impl": "jax"} if has_impl and jax.default_backend() == "cpu" else {}
     if name not in registry.dm_control_suite.ALL_ENVS:
         _check_menagerie(f"playground/{name}")
-    return dynamics_of(registry.load(name, config_overrides=on_cpu | settings), f"playground/{name}")
+    overrides = on_cpu | {key: value for key, value in settings.items() if key != "randomization_fn"}
+    function = settings.get("randomization_fn")
+    if function is True and (function := registry.get_domain_randomizer(name)) is None:
+        raise ValueError(f"make: playground/{name} has no randomization_fn of its own; pass a function")
+    return dynamics_of(registry.load(name, config_overrides=overrides), f"playground/{name}", function or None)
 
 
 def _check_menagerie(id: str) -> None:
@@ -80,8 +87,8 @@ def _check_menagerie(id: str) -> None:
         ) from error
 
 
-def dynamics_of(env: Any, id: str) -> ForeignDynamics:
-    """The dynamics of an environment of `mujoco_playground.registry.load`.
+def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynamics:
+    """The dynamics of an environment of `mujoco_playground.registry.load`, with domain randomization (see `RandomizedModel`).
 
     After `episode_length` control steps an episode is truncated, unless it has terminated. An action is repeated for
     `action_repeat` control steps, and rewards are summed up to the first of them that terminates the episode. Actions are in
@@ -99,9 +106,13 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     for setting, value in (("episode_length", length), ("action_repeat", repeat)):
         check_integer("make", f"env_kwargs[{setting!r}]", value)
 
+    model = RandomizedModel(env.unwrapped, "_mjx_model", randomization_fn)
+
     def reset_one(key: Any) -> ForeignState:
-        state = env.reset(raw_key(key))
-        return ForeignState(LimitedState(state, jnp.int32(0)), state.obs)
+        arrays = model.draw(raw_key(jax.random.fold_in(key, 1)))
+        with model.use(arrays):
+            state = env.reset(raw_key(key))
+        return ForeignState(LimitedState(state, jnp.int32(0), arrays), state.obs)
 
     def step_one(key: Any, limited: LimitedState, action: Any) -> tuple[ForeignState, Any, Any, Any]:
         def repeat_once(before: Any, _: None) -> tuple[Any, Any]:
@@ -109,11 +120,13 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
             after = env.step(state, action)
             return (after, terminated | (after.done > 0)), jnp.where(terminated, 0.0, after.reward)
 
-        (after, terminated), rewards = jax.lax.scan(repeat_once, (limited.state, jnp.array(False)), None, repeat)
+        with model.use(limited.model):
+            (after, terminated), rewards = jax.lax.scan(repeat_once, (limited.state, jnp.array(False)), None, repeat)
         steps = limited.steps + repeat
-        return ForeignState(LimitedState(after, steps), after.obs), rewards.sum(), terminated, (steps >= length) & ~terminated
+        limited = LimitedState(after, steps, limited.model)
+        return ForeignState(limited, after.obs), rewards.sum(), terminated, (steps >= length) & ~terminated
 
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
     spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
-    return ForeignDynamics(env, None, spec, reset_one, step_one, lambda limited: limited.state.metrics)
+    return ForeignDynamics(env, randomization_fn, spec, reset_one, step_one, lambda limited: limited.state.metrics)
