@@ -8,6 +8,7 @@ import pytest
 from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
 from polyak.dynamics.foreign import own_promotion
+from polyak.envs.rendered_env import RenderedEnv
 from polyak.networks.feedforward import MLP
 
 brax = pytest.importorskip("brax.envs")
@@ -111,3 +112,18 @@ def test_evaluation_while_training_uses_copies_and_leaves_the_training_as_it_is(
     assert len(result.evaluations) == 2 and result.evaluation is result.evaluations[result.progress.env_steps]
     assert {evaluation.mean_length for evaluation in result.evaluations.values()} == {10.0}
     jax.tree.map(np.testing.assert_array_equal, plain.state.copies.online.params, result.state.copies.online.params)
+
+
+def test_images_follow_the_state():
+    env = RenderedEnv(envs.make("brax/inverted_pendulum", num_envs=2))
+    env.reset(seed=0)
+    try:
+        first = env.render()
+    except RuntimeError as error:
+        assert "MUJOCO_GL=egl" in str(error)
+        pytest.skip("MuJoCo finds no OpenGL")
+    for _ in range(20):
+        env.step(np.ones(1, np.float32))
+    later = env.render()
+    assert first.dtype == np.uint8 and first.shape == later.shape == (240, 320, 3) and first.std() > 10
+    assert (first != later).any()

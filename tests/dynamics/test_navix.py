@@ -6,6 +6,7 @@ import pytest
 
 from polyak import envs, train
 from polyak.agents.ppo import PPO
+from polyak.envs.rendered_env import RenderedEnv
 from polyak.networks.feedforward import MLP
 from tests.dynamics.library_steps import steps_beside
 
@@ -69,3 +70,14 @@ def test_the_compiled_loop_trains():
     agent = PPO(env.spec, network=MLP((8,)), num_steps=8, num_minibatches=1, num_epochs=1)
     result = train.run(agent, env, env_steps=64, key=jax.random.key(0), progress=False)
     assert result.progress.env_steps >= 64 and np.isfinite(result.metrics["train/loss"])
+
+
+def test_images_follow_the_state():
+    env = RenderedEnv(envs.make("navix/Navix-Empty-5x5-v0", num_envs=2))
+    env.reset(seed=0)
+    first = env.render()
+    for _ in range(3):
+        env.step(2)
+    later = env.render()
+    assert first.dtype == np.uint8 and first.shape == later.shape == (160, 160, 3) and first.std() > 10
+    assert (first != later).any()

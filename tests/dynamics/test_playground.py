@@ -14,6 +14,7 @@ from polyak.core.struct import struct
 from polyak.dynamics.foreign import own_promotion
 from polyak.dynamics.playground import dynamics_of
 from polyak.envs.autoreset import AutoReset
+from polyak.envs.rendered_env import RenderedEnv
 from polyak.networks.feedforward import MLP
 
 playground = pytest.importorskip("mujoco_playground")
@@ -196,3 +197,18 @@ def test_each_episode_draws_a_model_with_which_the_librarys_wrapper_steps_alike(
 def test_a_randomization_of_the_librarys_own_must_exist():
     with pytest.raises(ValueError, match=r"CartpoleBalance has no randomization_fn of its own; pass a function"):
         envs.make("playground/CartpoleBalance", env_kwargs={"randomization_fn": True})
+
+
+def test_images_follow_the_state():
+    env = RenderedEnv(envs.make("playground/CartpoleBalance", num_envs=2))
+    env.reset(seed=0)
+    try:
+        first = env.render()
+    except RuntimeError as error:
+        assert "MUJOCO_GL=egl" in str(error)
+        pytest.skip("MuJoCo finds no OpenGL")
+    for _ in range(20):
+        env.step(np.ones(1, np.float32))
+    later = env.render()
+    assert first.dtype == np.uint8 and first.shape == later.shape == (240, 320, 3) and first.std() > 10
+    assert (first != later).any()

@@ -4,11 +4,12 @@ from typing import Any
 
 import jax
 import numpy as np
+
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
+from polyak.dynamics.mujoco_images import mujoco_images
 from polyak.dynamics.names import brax_names, check_name
-
 from polyak.dynamics.randomized_model import RandomizedModel
 
 EPISODE_LENGTH = 1000
@@ -75,4 +76,14 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
     spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
-    return ForeignDynamics(env, randomization_fn, spec, reset_one, step_one, lambda state: state[0].metrics)
+    system = getattr(limited.unwrapped, "sys", None)  # Some environments have no physics.
+    draw = None if system is None else mujoco_images(system.mj_model, id)
+    return ForeignDynamics(
+        env,
+        randomization_fn,
+        spec,
+        reset_one,
+        step_one,
+        info_one=lambda state: state[0].metrics,
+        render_one=None if draw is None else lambda state: draw(state[0].pipeline_state.q, state[0].pipeline_state.qd),
+    )

@@ -1,15 +1,20 @@
 """Craftax' environments as dynamics: without its autoreset, and with its time limit as truncation."""
 
+import functools
 import importlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from polyak.core.spaces import EnvSpec
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
 from polyak.dynamics.gymnax import NEVER, action_space_of, box_of
 from polyak.dynamics.names import check_name, craftax_names
+
+BLOCK_PIXELS = 16
+"""Width of a block in images, one of the library's three."""
 
 
 def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
@@ -57,13 +62,21 @@ def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
 
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0))
-    package = type(example.state).__module__.split(".")[:2]
-    achievements = importlib.import_module(".".join([*package, "constants"])).Achievement
+    package = ".".join(type(example.state).__module__.split(".")[:2])
+    achievements = importlib.import_module(f"{package}.constants").Achievement
 
     def info_one(state: Any) -> dict[str, Any]:
         percent = jnp.where(env.is_terminal(state, params), 100.0 * state.achievements, jnp.nan)
         return {f"Achievements/{each.name.lower()}": percent[each.value] for each in achievements}
 
+    @functools.cache
+    def renderer() -> Any:
+        return jax.jit(importlib.import_module(f"{package}.renderer").make_craftax_pixel_renderer(BLOCK_PIXELS))
+
+    def render_one(state: Any) -> Any:
+        with own_promotion(id):
+            return np.asarray(renderer()(state)).clip(0, 255).astype(np.uint8)
+
     obs_space = box_of(env.observation_space(params), example.obs, id)
     spec = EnvSpec(obs_space, action_space_of(env.action_space(params), id), id)
-    return ForeignDynamics(env, params, spec, reset_one, step_one, info_one)
+    return ForeignDynamics(env, params, spec, reset_one, step_one, info_one, render_one)

@@ -36,6 +36,7 @@ class ForeignDynamics:
         reset_one: `key -> ForeignState` of one environment.
         step_one: `(key, state, action) -> (ForeignState, reward, terminated, truncated)` of one environment.
         info_one: numbers that the library's state of one environment reports, by name; see `autoreset.ReportingDynamics`.
+        render_one: the image of the library's state of one environment, or None if there are no images.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class ForeignDynamics:
         reset_one: Callable[[PRNGKeyArray], ForeignState],
         step_one: Callable[[PRNGKeyArray, PyTree, PyTree], tuple[ForeignState, Any, Any, Any]],
         info_one: Callable[[PyTree], Mapping[str, Any]] = lambda state: {},
+        render_one: Callable[[PyTree], Any] | None = None,
     ) -> None:
         self.env, self.settings, self.spec = env, settings, spec
         self._reset_one, self._step_one, self._info_one = reset_one, step_one, info_one
+        self._render_one = render_one
 
     def __eq__(self, other: object) -> bool:
         mine = self.env, self.settings, self.spec
@@ -90,6 +93,12 @@ class ForeignDynamics:
         with own_promotion(self.spec.id):
             info = jax.vmap(self._info_one)(state.state)
         return {name: jnp.asarray(x, jnp.float32) for name, x in info.items() if x.ndim == 1}
+
+    @property
+    def render(self) -> Callable[[ForeignState], Any] | None:
+        """The function that draws the state of one environment as an image `[H, W, 3]`; None without images."""
+        draw = self._render_one
+        return None if draw is None else lambda state: draw(state.state)
 
     def _cast_obs(self, state: ForeignState) -> ForeignState:
         obs = map_space(lambda leaf, x: x.astype(leaf.dtype), self.spec.obs, state.obs)

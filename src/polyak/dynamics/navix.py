@@ -12,6 +12,9 @@ from polyak.dynamics.names import check_name, navix_names
 SYMBOLIC = ("symbolic", "symbolic_first_person", "categorical", "categorical_first_person")
 """Functions of `navix.observations` whose numbers stand for entities, colours and states."""
 
+TILE_ZOOM = 4
+"""The library's tiles have 8 pixels."""
+
 
 def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
     """The dynamics of an environment of NAVIX, by name.
@@ -45,6 +48,7 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     from navix import observations
     from navix.entities import EntityIds
     from navix.environments.environment import StepType
+    from navix.rendering.cache import RenderingCache
 
     is_symbolic = env.observation_fn in [getattr(observations, name) for name in SYMBOLIC]
 
@@ -64,6 +68,11 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     def info_one(state: Any) -> dict[str, Any]:
         return {"is_success": state.reward > 0}
 
+    def render_one(state: Any) -> Any:
+        with own_promotion(id):
+            image = observations.rgb(state.state.replace(cache=RenderingCache.init(state.state.grid)))
+        return np.asarray(image).repeat(TILE_ZOOM, 0).repeat(TILE_ZOOM, 1)
+
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
         # The library's space of symbols lacks the player's. Walls are -1 where symbols are signed.
@@ -73,4 +82,4 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
     obs_space = Box(np.maximum(low, 0) if dtype.kind == "u" else low, high, example.shape, dtype)
     spec = EnvSpec(obs_space, Discrete(int(env.action_space.n)), id)
     # Environments hold arrays and have no `==`; their methods are equal if they are of the same environment.
-    return ForeignDynamics(env.reset, None, spec, reset_one, step_one, info_one)
+    return ForeignDynamics(env.reset, None, spec, reset_one, step_one, info_one, render_one)

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
+
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
 from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
+from polyak.dynamics.mujoco_images import mujoco_images
 from polyak.dynamics.names import check_name, playground_names
-
 from polyak.dynamics.randomized_model import RandomizedModel
 
 EPISODE_LENGTH = 1000
@@ -129,4 +130,13 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
     with own_promotion(id):
         example = jax.eval_shape(reset_one, jax.random.key(0)).obs
     spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
-    return ForeignDynamics(env, randomization_fn, spec, reset_one, step_one, lambda limited: limited.state.metrics)
+    draw = mujoco_images(env.mj_model, id)
+    return ForeignDynamics(
+        env,
+        randomization_fn,
+        spec,
+        reset_one,
+        step_one,
+        info_one=lambda limited: limited.state.metrics,
+        render_one=lambda limited: draw(limited.state.data.qpos, limited.state.data.qvel),
+    )

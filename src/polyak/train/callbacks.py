@@ -11,7 +11,7 @@ import numpy as np
 from polyak.core.checks import check_integer, check_number
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, map_space
 from polyak.core.suggestions import unknown_name
-from polyak.core.types import Agent, Callback, Progress, PyTree
+from polyak.core.types import Agent, Callback, Env, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.storage.writers import with_time
 
@@ -124,7 +124,8 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
 
     Args:
         agent: the agent that is trained.
-        env: a separate `gymnasium.Env` with `render_mode="rgb_array"`.
+        env: a separate `gymnasium.Env` with `render_mode="rgb_array"`, or an environment in JAX with images: of MuJoCo
+            Playground, Brax, Craftax, NAVIX or XLand-MiniGrid, or one whose dynamics have a function `render`.
         folder: directory of the videos.
         every: env_steps between videos.
         action_mask_key: entry of the observation that is the action mask, as in `polyak.envs.make`; masks in
@@ -135,6 +136,10 @@ def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, act
         ValueError: the environment renders no images, or lacks the action masks of the agent's spec.
     """
     check_integer("record_videos", "every", every)
+    if isinstance(env, Env):
+        from polyak.envs.rendered_env import RenderedEnv
+
+        env = RenderedEnv(env)
     mode = getattr(env, "render_mode", None)
     if mode != "rgb_array":
         raise ValueError(f"record_videos: env must have render_mode='rgb_array', got {mode!r}")
