@@ -8,6 +8,7 @@ import pytest
 _EVERY_AGENT = "compiles the updates of several agents"
 _PROCESSES = "starts processes, and waits for them"
 _TRAININGS = "compiles and runs whole trainings"
+_LIBRARY = "compiles a library's environments, where the library is installed"
 
 # Files that may take longer, or come near it on a slow machine, with the reason.
 LONGER = {
@@ -45,9 +46,15 @@ LONGER = {
     "tests/cli/test_extended_agent.py": _TRAININGS,
     "tests/cli/test_flags.py": "parses every flag with wrong values",
     "tests/cli/test_killed.py": _PROCESSES,
+    "tests/cli/test_killed_libraries.py": _PROCESSES,
     "tests/cli/test_user_code.py": _TRAININGS,
     "tests/cli/test_resume.py": _TRAININGS,
     "tests/cli/test_train.py": _TRAININGS,
+    "tests/dynamics/test_craftax.py": _LIBRARY,
+    "tests/dynamics/test_navix.py": _LIBRARY,
+    "tests/dynamics/test_pgx.py": _LIBRARY,
+    "tests/dynamics/test_playground.py": _LIBRARY,
+    "tests/dynamics/test_xminigrid.py": _LIBRARY,
     "tests/envs/test_autoreset.py": "compiles the step without a pool of initial states, and with pools of several sizes",
     "tests/envs/test_libraries.py": _PROCESSES,
     "tests/loops/test_host_actor.py": "compiles each kind of actor for each kind of policy",
