@@ -62,7 +62,10 @@ def test_each_episode_draws_a_model():
     state, _ = env.init(jax.random.key(0))
     ((_, gravity),) = state.dynamics.state[1].items()
     theirs = brax.get_environment("inverted_pendulum")
-    systems, axes = theirs.sys.tree_replace({"opt.gravity": gravity}), randomize_gravity(theirs.sys, jnp.zeros((2, 2)))[1]
+    systems, axes = (
+        theirs.sys.tree_replace({"opt.gravity": gravity}),
+        randomize_gravity(theirs.sys, jnp.zeros((2, 2), jnp.uint32))[1],
+    )
     wrapped = training.DomainRandomizationVmapWrapper(theirs, lambda system: (systems, axes))
     step, action = jax.jit(env.step), jnp.full((2, 1), 0.5)
     with own_promotion("brax"):

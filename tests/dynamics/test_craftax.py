@@ -9,6 +9,7 @@ import pytest
 
 from polyak import envs, train
 from polyak.agents.ppo import PPO
+from polyak.dynamics.foreign import own_promotion
 from polyak.envs.rendered_env import RenderedEnv
 from polyak.networks.feedforward import MLP
 from tests.dynamics.library_steps import steps_beside
@@ -60,7 +61,9 @@ def test_death_is_terminal_also_at_the_time_limit():
     # At the end of an episode, what the library reports, in its own names.
     from craftax.craftax_classic.envs.common import compute_score
 
-    reported = {f"env/{name}": value for name, value in jax.vmap(compute_score)(after.dynamics.state, time_step.last).items()}
+    with own_promotion("craftax"):
+        scores = jax.vmap(compute_score)(after.dynamics.state, time_step.last)
+    reported = {f"env/{name}": value for name, value in scores.items()}
     assert set(reported) - set(time_step.info) == {"env/score"}
     for name, value in time_step.info.items():
         np.testing.assert_array_equal(value[:2], reported[name][:2])
