@@ -645,6 +645,18 @@ MUTATIONS = (
         ("loops/test_episodes.py::test_returns_of_long_episodes_lose_nothing_to_float32",),
     ),
     Mutation(
+        "loops/episodes.py",
+        "counts, info = ~time_steps.first[1:]",
+        "counts, info = jnp.ones_like(time_steps.first[1:])",
+        ("loops/test_jax_env_info.py::test_numbers_are_means_over_transitions_and_success_over_episodes",),
+    ),
+    Mutation(
+        "loops/episodes.py",
+        "Mean.of(success[1:], ended)",
+        "Mean.of(success[1:])",
+        ("loops/test_jax_env_info.py::test_numbers_are_means_over_transitions_and_success_over_episodes",),
+    ),
+    Mutation(
         "loops/evaluate.py",
         "quota[: episodes % env.num_envs] += 1",
         "quota[: episodes % env.num_envs] += 0",
