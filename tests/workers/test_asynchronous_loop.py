@@ -16,6 +16,7 @@ from polyak.core.struct import struct
 from polyak.networks.recurrent import LSTM
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
+from tests.cli.conftest import compiled_once
 from tests.envs import toys
 from tests.selection import quick
 from tests.workers.setting import (
@@ -29,6 +30,13 @@ from tests.workers.setting import (
     make_env,
     make_workers,
 )
+
+
+@pytest.fixture(autouse=True)
+def _compile_once(tmp_path_factory):
+    """Each worker jits for itself, as it would in a process of its own: two thirds of the programs are compiled already."""
+    with compiled_once(tmp_path_factory.getbasetemp() / "jax-cache"):
+        yield
 
 
 class FaultyPushes(FaultyWorkers):
