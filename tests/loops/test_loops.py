@@ -248,8 +248,7 @@ def test_training_resumes_from_a_state_kept_in_a_callback(whole, loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-@BOTH
+@pytest.mark.parametrize(("loop", "devices"), [("compiled", 1), ("compiled", 2), ("host", 1)])
 def test_what_a_callback_keeps_stays_as_it_was_and_training_is_unchanged(whole, loop, devices):
     kept, copies = [], []
 
@@ -291,8 +290,7 @@ def test_result_stays_usable_after_training_resumed_from_it(loop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-@BOTH
+@pytest.mark.parametrize(("loop", "devices"), [("compiled", 2), ("host", 1)])
 def test_nothing_compiles_after_the_first_iteration(loop, devices):
     compiled = []
 

@@ -65,8 +65,7 @@ def test_the_loop_uses_the_arrays_that_init_made(loop, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("loop", "devices"), [("compiled", 1), ("compiled", 2), ("host", 1)])
 def test_a_donated_state_is_not_copied_and_gives_the_same_bits(loop, devices):
     agent, env = make()
     key = jax.random.key(0)
