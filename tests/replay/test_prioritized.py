@@ -195,16 +195,19 @@ def random_rollout(rng, num_steps, envs, last):
 @pytest.mark.slow
 def test_seeds_under_vmap_are_those_one_by_one():
     replay = PrioritizedReplay(64, beta=0.5)
-    rollouts = list(rollouts_of(stream(np.ones(9), terminated=[4]), 1))
+    rollouts = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rollouts_of(stream(np.ones(9), terminated=[4]), 1))
 
     def run(key):
-        state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=1)
-        for rollout in rollouts:
+        def once(now, rollout):
+            state, key = now
             state = replay.add(state, rollout)
             key, sample_key = jax.random.split(key)
             batch = replay.sample(state, sample_key, 4, num_envs=1, gamma=0.9)
-            state = replay.set_priorities(state, batch.index, jax.random.uniform(key, (4,)))
-        return state.priorities, batch
+            return (replay.set_priorities(state, batch.index, jax.random.uniform(key, (4,))), key), batch
+
+        state = replay.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=1)
+        (state, _), batches = jax.lax.scan(once, (state, key), rollouts)
+        return state.priorities, batches
 
     keys = jax.random.split(KEY, 3)
     together = jax.jit(jax.vmap(run))(keys)
