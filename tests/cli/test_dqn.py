@@ -17,7 +17,6 @@ from polyak.storage.checkpoint import CheckpointError, read_manifest
 from polyak.storage.run_directory import open_run
 from polyak.train.new_training import make_agent
 from tests.cli.processes import last_checkpoint
-from tests.selection import quick
 from tests.test_second_algorithm import config_of
 
 SETTINGS = "--num-envs 2 --learning-starts 32 --capacity 128 --hidden 16 --report-every 64 --checkpoint-every 64"
@@ -27,9 +26,9 @@ def polyak_command(text):
     return main(text.split())
 
 
-@pytest.mark.parametrize("env", quick("jax/CartPole-v1", of=["CartPole-v1", "jax/CartPole-v1"]))
-def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch, capsys):
+def test_train_resume_to_the_bit_evaluate_and_export(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    env = "jax/CartPole-v1"  # the other loop is in test_killed
     # 384 transitions: the replay wraps around twice before the checkpoint in the middle, and once after it.
     assert polyak_command(f"train dqn {env} --run-dir whole --env-steps 384 {SETTINGS} --eval-episodes 0") == 0
     agent = config_of("whole").agent
@@ -61,12 +60,11 @@ def test_train_resume_to_the_bit_evaluate_and_export(env, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ["CartPole-v1", "jax/CartPole-v1"])
-def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_resume(env, tmp_path, monkeypatch, capsys):
+def test_without_the_replay_checkpoints_are_small_and_learning_waits_after_a_resume(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = f"{SETTINGS} --eval-episodes 0 --no-checkpoint-replay".replace("--capacity 128", "--capacity 100000")
     words = words.replace("--learning-starts 32", "--learning-starts 64")
-    assert polyak_command(f"train dqn {env} --run-dir run --env-steps 256 {words}") == 0
+    assert polyak_command(f"train dqn CartPole-v1 --run-dir run --env-steps 256 {words}") == 0
     checkpoints = Path("run/checkpoints")
     assert sum(path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()) < 300_000
     assert not (checkpoints / "segments").exists()
@@ -115,18 +113,16 @@ def test_the_best_checkpoint_is_kept_for_its_policy_without_the_replay(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["iqn", "rainbow"])
-def test_distributional_agents_train_resume_and_export(algorithm, tmp_path, monkeypatch, capsys):
+def test_rainbow_trains_resumes_and_is_exported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    settings = f"{SETTINGS} --eval-episodes 0 --epsilon 0.1 --learning-rate 1e-3"
-    settings += " --priority-beta 0.5" if algorithm == "rainbow" else ""
-    assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir whole --env-steps 128 {settings}") == 0
-    assert polyak_command(f"train {algorithm} jax/CartPole-v1 --run-dir parts --env-steps 64 {settings}") == 0
+    settings = f"{SETTINGS} --eval-episodes 0 --epsilon 0.1 --learning-rate 1e-3 --priority-beta 0.5"
+    assert polyak_command(f"train rainbow jax/CartPole-v1 --run-dir whole --env-steps 128 {settings}") == 0
+    assert polyak_command(f"train rainbow jax/CartPole-v1 --run-dir parts --env-steps 64 {settings}") == 0
     assert polyak_command("resume parts --env-steps 128 --eval-episodes 0") == 0
     assert last_checkpoint("parts") == last_checkpoint("whole")
     for name in ("parts/config.json", "parts/summary.json"):
-        assert json.loads(Path(name).read_text())["algorithm"] == algorithm
-    assert f"{algorithm} jax/CartPole-v1: compiled in" in capsys.readouterr().out
+        assert json.loads(Path(name).read_text())["algorithm"] == "rainbow"
+    assert "rainbow jax/CartPole-v1: compiled in" in capsys.readouterr().out
     obs = np.linspace(-0.1, 0.1, 12, dtype=np.float32).reshape(3, 4)
     actions = np.asarray(polyak.load_policy("whole").predict(obs)[0])
     assert polyak_command("export whole --format stablehlo") == 0
@@ -147,19 +143,20 @@ def test_settings_are_checked_before_anything_is_created(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["--network gru --sequence-length 4 --burn-in 2 --num-steps 2", "--network lstm"])
-def test_recurrent_networks_train_and_resume(words, tmp_path, monkeypatch, capsys):
+def test_recurrent_networks_train_and_resume(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    words = "--network gru --sequence-length 4 --burn-in 2 --num-steps 2"
     train = f"train dqn jax/CartPole-v1 {SETTINGS} --batch-size 4 --epsilon 0.1 --learning-rate 1e-3 --eval-episodes 0 {words}"
     assert polyak_command(f"{train} --run-dir whole --env-steps 128") == 0
-    kind, length = ("gru", 4) if "gru" in words else ("lstm", 16)
     agent = config_of("whole").agent
-    assert (type(agent.network).__name__, agent.network.hidden, agent.replay.sequence_length) == (kind.upper(), (16,), length)
-    if kind == "gru":
-        assert polyak_command(f"{train} --run-dir parts --env-steps 64") == 0
-        assert polyak_command("resume parts --env-steps 128") == 0
-        assert last_checkpoint("parts") == last_checkpoint("whole")
+    assert (type(agent.network), agent.network.hidden, agent.replay.sequence_length) == (polyak.GRU, (16,), 4)
+    assert polyak_command(f"{train} --run-dir parts --env-steps 64") == 0
+    assert polyak_command("resume parts --env-steps 128") == 0
+    assert last_checkpoint("parts") == last_checkpoint("whole")
     capsys.readouterr()
+    agent = make_agent("dqn", polyak.envs.make("jax/CartPole-v1").spec, None, 128, None)
+    agent = change_parts("dqn", agent, NetworkFlags(network="lstm", hidden=(16,)), ReplayFlags(), 128)
+    assert (type(agent.network), agent.network.hidden, agent.replay.sequence_length) == (polyak.LSTM, (16,), 16)
 
 
 @pytest.mark.parametrize(
