@@ -96,7 +96,7 @@ def test_no_copy_of_the_replay_in_the_compiled_update(loop, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "env", "devices"),
-    [("compiled", "jax/CartPole-v1", 1), ("host", "CartPole-v1", 1), ("compiled", "jax/CartPole-v1", 2)],
+    [("host", "CartPole-v1", 1), ("compiled", "jax/CartPole-v1", 2)],
 )
 def test_a_run_resumes_to_the_bit_from_a_checkpoint(loop, env, devices, tmp_path):
     env = polyak.envs.make(env, num_envs=4)
@@ -146,11 +146,13 @@ def test_compiled_seeds_learn_by_their_own_priorities():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", [polyak.DQN, polyak.IQN])
-def test_priorities_are_in_32_bits_where_jax_has_64(agent, unchecked):
+def test_priorities_are_in_32_bits_where_jax_has_64(unchecked):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     settings = {"num_steps": 4, "replay": PrioritizedReplay(64), "batch_size": 4, "learning_starts": 8}
+    dqn = make(**settings)
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):  # as users have it
-        result = polyak.loops.compiled(agent(env.spec, **settings), env, env_steps=40, key=jax.random.key(0))
-    assert not {str(x.dtype) for x in jax.tree.leaves(result.state)} & {"float64", "int64", "uint64"}
+        result = polyak.loops.compiled(polyak.IQN(env.spec, **settings), env, env_steps=40, key=jax.random.key(0))
+        # In the loop, DQN is IQN but for its loss.
+        state, _ = jax.eval_shape(dqn.update, jax.eval_shape(dqn.init, KEY), random_rollout(dqn), KEY)
+    assert not {str(x.dtype) for x in jax.tree.leaves((result.state, state))} & {"float64", "int64", "uint64"}
     assert int(result.state.updates) > 0
