@@ -143,8 +143,13 @@ def reached(module: str, agent: str, column: str) -> set[Part]:
         if not waiting:
             # Methods of the classes that were reached, by the names of attributes that are used somewhere.
             classes = {(home, name) for home, name in found if "." not in name}
-            methods = {(home, f"{name}.{attribute}") for home, name in classes for attribute in attributes}
-            waiting = [part for part in methods - found if part[1] in definitions(part[0]) and is_followed(*part, column)]
+            methods = [
+                (home, method)
+                for home in {home for home, _ in classes}
+                for method in definitions(home)
+                if (home, method.partition(".")[0]) in classes and method.partition(".")[2] in attributes
+            ]
+            waiting = [part for part in methods if part not in found and is_followed(*part, column)]
     return found
 
 
