@@ -69,6 +69,7 @@ def variables(agent):
     return agent.init(KEY).copies.online, agent.init(jax.random.key(1)).copies.online
 
 
+@jax.jit
 def loss_of(agent, batch):
     online, target = variables(agent)
     return agent.loss(online.params, batch, online=online, target=target, key=KEY)
@@ -111,6 +112,7 @@ def test_a_row_of_weight_zero_reaches_neither_loss_nor_gradient(make):
     agent = make()
     online, target = variables(agent)
 
+    @jax.jit
     def gradient(obs):
         weight = jnp.array([0.5, 0.5, 0.0, 0.0, 0.0, 0.0])
         batch = transitions(weight=weight)
@@ -138,6 +140,7 @@ def test_the_bootstrap_takes_allowed_actions_only(make, double):
     batch = transitions(64, masked=True)
     only = jnp.zeros((64, 4), bool).at[:, 2].set(True)
 
+    @jax.jit
     def target_of(batch):
         return agent.td_target(batch, online=online, target=target, key=KEY)
 
@@ -217,9 +220,14 @@ def test_a_noisy_network_explores_with_noise_and_is_evaluated_without(make):
 def test_noise_reaches_the_loss_and_its_scale_is_learned(make):
     agent = make(noisy=True)
     online, target = variables(agent)
-    losses = [agent.loss(online.params, transitions(), online=online, target=target, key=jax.random.key(i))[0] for i in (1, 2)]
-    assert float(losses[0]) != float(losses[1])
-    gradient = jax.grad(lambda p: agent.loss(p, transitions(), online=online, target=target, key=KEY)[0])(online.params)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(params, key):
+        return agent.loss(params, transitions(), online=online, target=target, key=key)[0]
+
+    (first, gradient), (second, _) = (loss(online.params, jax.random.key(i)) for i in (1, 2))
+    assert float(first) != float(second)
     stds = [x for path, x in jax.tree_util.tree_leaves_with_path(gradient) if "std" in jax.tree_util.keystr(path)]
     assert stds and all(float(jnp.abs(x).max()) > 0 for x in stds)
 
