@@ -20,6 +20,7 @@ TINY_OF = {
     **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(("ddpg", "sac", "td3", "tqc"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
 }
+AT_MOST = {"env_steps": 320, "num_envs": 16, "episodes": 3}
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "export", "list"}
 NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "bash", "pre-commit"}
@@ -32,9 +33,10 @@ def blocks(text, languages="python|sh"):
 
 
 def shorten(program):
-    """The program with shorter trainings and evaluations."""
-    program = re.sub(r"\benv_steps=([\d_]+)", lambda found: f"env_steps={min(int(found[1]), 320)}", program)
-    return re.sub(r"\bepisodes=\d+", "episodes=3", program)
+    """The program with shorter trainings and evaluations, in fewer environments."""
+    return re.sub(
+        rf"\b({'|'.join(AT_MOST)})=([\d_]+)", lambda found: f"{found[1]}={min(int(found[2]), AT_MOST[found[1]])}", program
+    )
 
 
 def run_command(line):
