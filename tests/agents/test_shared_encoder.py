@@ -53,7 +53,7 @@ def equal(a, b):
 
 
 @pytest.mark.slow
-@every_agent
+@pytest.mark.parametrize("name", ["ddpg", "td3", "sac"])  # TQC has SAC's train_step
 def test_the_actor_has_the_encoder_of_the_critics_and_no_gradient_of_it(name):
     # Of three gradient steps the actor learns in the second, but DDPG's in each.
     agent = make(name, target_period=1, updates_per_step=1.0, **({} if name == "ddpg" else {"policy_delay": 2}))
