@@ -28,10 +28,9 @@ def polyak_command(text):
 @pytest.mark.parametrize(
     ("algorithm", "env"),
     [
-        ("sac", "Pendulum-v1 --policy-delay 3"),
+        ("sac", "Pendulum-v1 --policy-delay 3 --target-entropy auto"),
         ("td3", "jax/Pendulum-v1 --sde-sample-freq 4 --replay prioritized --n-step 3 --normalize-obs"),
         ("ddpg", "Pendulum-v1"),
-        ("tqc", "jax/Pendulum-v1 --target-entropy auto"),
     ],
 )
 def test_train_resume_to_the_bit_and_export(algorithm, env, tmp_path, monkeypatch, capsys):

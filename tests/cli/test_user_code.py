@@ -229,7 +229,7 @@ def test_usage_errors_name_the_flag(words, message, command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), [("lstm", "LSTM"), ("gru", "GRU"), ("mlp", "MLP")])
+@pytest.mark.parametrize(("kind", "name"), [("gru", "GRU"), ("mlp", "MLP")])
 def test_the_network_is_named(kind, name, command):
     words = "--num-envs 2 --num-steps 8 --num-epochs 1 --num-minibatches 1 --eval-episodes 0 --env-steps 16"
     code, _, err = command(f"train ppo jax/CartPole-v1 --run-dir run --network {kind}", words)
