@@ -25,7 +25,7 @@ from polyak.train.learners import _stop_at, drop_incomplete_programs
 from polyak.train.training import Start
 from tests.cli.conftest import compiled_once
 from tests.cli.processes import environment
-from tests.workers.setting import arrays_of, assert_same_bits
+from tests.workers.setting import assert_same_bits
 
 ENV, NUM_ENVS = "jax/CartPole-v1", 4
 FLAGS = "--hidden 4 --num-steps 8 --num-envs 4 --num-epochs 1 --num-minibatches 1 --eval-episodes 0"
@@ -52,15 +52,13 @@ def _compile_once(tmp_path_factory, unchecked):
 
 @pytest.mark.slow
 def test_learners_have_the_bits_of_devices_and_are_exchanged_for_them(tmp_path):
-    """One update of two learners is that of one batch twice as large; then one process with two devices, and back."""
+    """One update of two learners is that of two devices, which `test_ppo_devices` has; then one process with two devices."""
     agent, run_dir = make_agent(make_env()), tmp_path / "run"
     first = polyak.train.run(agent, make_env(), env_steps=1, learners=2, run_dir=run_dir, progress=False)
     expected = train_here(agent, 1)
     assert_same_bits(first.loop_state, expected.loop_state)
     assert first.metrics == expected.metrics and first.stopped is None
     assert first.progress.env_steps == expected.progress.env_steps
-    for a, b in zip(arrays_of(first.state), arrays_of(train_here(agent, 1, devices=1).state), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     assert open_run(run_dir).read_config()["learners"] == 2
     polyak.resume(run_dir, env_steps=300, learners=1, progress=False)
     last = polyak.resume(run_dir, env_steps=450, progress=False, eval_episodes=2)
@@ -124,15 +122,15 @@ def test_a_death_loses_no_evaluation(tmp_path):
         learned = polyak.train.run(
             agent,
             make_env(),
-            env_steps=20_000,
+            env_steps=10_000,
             learners=2,
             run_dir=tmp_path / "run",
             progress=False,
             checkpoint_every=1000,
             **options,
         )
-    here = polyak.train.run(agent, make_env(), env_steps=20_000, devices=2, progress=False, checkpoint_every=1000, **options)
-    assert (tmp_path / "run" / "workers.jsonl").exists() and len(here.evaluations) == 20
+    here = polyak.train.run(agent, make_env(), env_steps=10_000, devices=2, progress=False, checkpoint_every=1000, **options)
+    assert (tmp_path / "run" / "workers.jsonl").exists() and len(here.evaluations) == 10
     assert list(learned.evaluations) == list(here.evaluations)
     for env_steps, evaluation in here.evaluations.items():
         np.testing.assert_array_equal(learned.evaluations[env_steps].returns, evaluation.returns)
