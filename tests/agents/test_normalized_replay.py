@@ -80,9 +80,8 @@ def update_of_normalised(plain, before, first, second):
 
 
 @pytest.mark.slow
-@of_the_bases
-def test_statistics_are_those_of_the_valid_rows_of_all_rollouts(name):
-    agent = make(name)
+def test_statistics_are_those_of_the_valid_rows_of_all_rollouts():
+    agent = make("sac")
     rollouts = [collected(agent, seed, terminated=lambda x: x.at[2].set(True)) for seed in range(3)]
     state = agent.init(KEY)
     for rollout in rollouts:
@@ -103,14 +102,13 @@ def test_a_row_with_nan_is_left_out_of_the_statistics():
 
 
 @pytest.mark.slow
-@of_the_bases
-def test_batches_are_normalised_by_the_statistics_of_now(name):
+def test_batches_are_normalised_by_the_statistics_of_now():
     """The update equals one on a replay of normalised rows, with an agent that normalises nothing."""
-    agent = make(name, normalize_reward="reward", updates_per_step=0.125)
+    agent = make("td3", normalize_reward="reward", updates_per_step=0.125)
     first, second = collected(agent, 0), collected(agent, 1)
     before, _ = update(agent, agent.init(KEY), first, KEY)
     found, _ = update(agent, before, second, jax.random.key(5))
-    wanted = update_of_normalised(make(name, normalize_obs=False, updates_per_step=0.125), before, first, second)
+    wanted = update_of_normalised(make("td3", normalize_obs=False, updates_per_step=0.125), before, first, second)
     for a, b in zip(jax.tree.leaves(found.copies), jax.tree.leaves(wanted.copies), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
     assert not equal(found.copies.critics.online.params, before.copies.critics.online.params)
@@ -157,11 +155,10 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
-def test_normalised_agents_train_in_both_loops(loop):
+def test_normalised_agents_train_in_the_compiled_loop():
     env = polyak.envs.make("jax/Pendulum-v1", num_envs=4, action_scaling="rescale")
     agent = make("td3", env.spec, normalize_reward="return", learning_starts=64, updates_per_step=0.25)
-    result = loop(agent, env, env_steps=256, key=KEY)
+    result = loops.compiled(agent, env, env_steps=256, key=KEY)
     assert int(result.state.updates) > 0
     # A step that truncates is one of the environment's, and the one after it is not.
     assert int(result.state.normalizers.obs.stats.count) == int(result.state.env_steps) >= 256
@@ -231,13 +228,12 @@ def test_sequences_are_normalised_by_the_statistics_of_now(normalize_reward):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [loops.compiled, loops.host])
-def test_normalised_action_values_train_in_both_loops(loop):
+def test_normalised_action_values_train_in_the_host_loop():
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     network = polyak.MLP((8,), head=polyak.QValues(noisy=True))
     agent = polyak.C51(env.spec, **{**test_value_family.SMALL, "network": network, "epsilon": 0.0},
                        normalize_obs=True, normalize_reward="return")  # fmt: skip
-    result = loop(agent, env, env_steps=128, key=KEY)
+    result = loops.host(agent, env, env_steps=128, key=KEY)
     counts = [int(stats.count) for stats in (result.state.normalizers.obs.stats, result.state.normalizers.reward.stats)]
     assert int(result.state.updates) > 0 and counts == [int(result.state.env_steps)] * 2
     assert float(result.state.normalizers.reward.stats.stddev()) > 1.0
