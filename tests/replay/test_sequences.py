@@ -37,7 +37,9 @@ def test_sequences_are_consecutive_time_steps_from_a_stored_state(length, burn_i
     steps = stream(np.arange(total) * 1.0, terminated=[7, 31, 55], truncated=[16, 44], envs=envs)
     replay = SequenceReplay(capacity, length, burn_in)
     state = filled(replay, steps, num_steps)
-    batch = replay.sample(state, KEY, 300, num_envs=envs, n_step=3, gamma=0.5)
+    sample = jax.jit(functools.partial(replay.sample, batch_size=300, num_envs=envs, n_step=3, gamma=0.5))
+    # In NumPy: below, single numbers are read by the hundred.
+    batch, steps = jax.tree.map(np.asarray, (sample(state, KEY), steps))
     rows = batch.obs
     obs = np.asarray(rows.obs)[..., 0]
     number, env = obs % 1000, obs[0] // 1000
