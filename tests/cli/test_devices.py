@@ -1,5 +1,6 @@
 """Devices and threads of a training."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -140,35 +141,44 @@ def test_the_environment_variable_is_restored(before, monkeypatch):
 
 @pytest.mark.slow
 def test_threads_are_chosen_before_jax_starts(trained, tmp_path):
-    # Afterwards it would be too late, without a word.
+    # Afterwards it would be too late, without a word. Each command has a fork of one process that has imported polyak.
     program = """
-import jax, sys
+import jax, os, sys
 from polyak.cli import new_run, resume, train
 from polyak.train.devices import is_jax_started
 
 def started(threads):
-    print(threads, max(1, jax.config.jax_num_cpu_devices), is_jax_started())
+    print("started:", threads, max(1, jax.config.jax_num_cpu_devices), is_jax_started())
     raise SystemExit(0)
 
 new_run.start_jax = resume.start_jax = started
-command, *arguments = sys.argv[1:]
-{"train": train.train, "resume": resume.resume}[command](arguments)
+for line in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        command, *arguments = line.split()
+        {"train": train.train, "resume": resume.resume}[command](arguments)
+    assert os.waitpid(child, 0)[1] == 0, line
 """
     shutil.copytree(trained, tmp_path / "run")
-    edit_config(tmp_path / "run", '"threads": null', '"threads": 3')
-    for words, threads, devices in (
-        ("train ppo CartPole-v1", 1, 1),
-        ("train ppo_kl jax/CartPole-v1 --num-envs 64 --l2-policy 0.1", 2, 2),
-        ("train ppo ALE/Breakout-v5", None, 2),
-        ("train ppo ALE/Breakout-v5 --num-envs 1", None, 1),
-        ("resume run --env-steps 800", 3, 1),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *words.split()],
-            env={name: value for name, value in environment().items() if name != THREADS},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert (done.returncode, done.stdout.splitlines()[-1:], done.stderr) == (0, [f"{threads} {devices} False"], ""), words
+    # null where the tests before have started JAX.
+    threads = json.dumps(json.loads((tmp_path / "run/config.json").read_text())["threads"])
+    edit_config(tmp_path / "run", f'"threads": {threads}', '"threads": 3')
+    commands = {
+        "train ppo CartPole-v1": (1, 1),
+        "train ppo_kl jax/CartPole-v1 --num-envs 64 --l2-policy 0.1": (2, 2),
+        "train ppo ALE/Breakout-v5": (None, 2),
+        "train ppo ALE/Breakout-v5 --num-envs 1": (None, 1),
+        "resume run --env-steps 800": (3, 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program, *commands],
+        # A fork must not leave threads of BLAS behind.
+        env={name: value for name, value in environment().items() if name != THREADS} | {"OPENBLAS_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith("started: ")]
+    assert found == [f"started: {threads} {devices} False" for threads, devices in commands.values()], done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
