@@ -39,6 +39,8 @@ NO_SCHEDULE = (
 
 # What is of the right type and still wrong; every flag has its line.
 OUT_OF_RANGE = {
+    "actor-obs": ("state", "state state"),
+    "critic-obs": ("state",),
     "env-steps": NOT_POSITIVE,
     "num-envs": NOT_POSITIVE,
     "seed": ("-1", "4294967296"),
