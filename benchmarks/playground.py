@@ -1,0 +1,244 @@
+"""Env steps per second, compile time, memory and return of polyak's PPO and of Brax' PPO in MuJoCo Playground, same settings.
+
+    python benchmarks/playground.py [--quick] [--json PATH] [--env CartpoleBalance CheetahRun] [--learn 200000 --seeds 3]
+
+It needs `pip install '.[playground]'`, and runs both with the same interpreter. The settings are Playground's for the DM
+Control suite with 64 environments instead of 2,048: unrolls of 30 steps, 8 minibatches of 32 unrolls, 16 epochs, γ 0.995, λ
+0.95, learning rate 1e-3, entropy bonus 0.01, clipping 0.3, normalized observations, an actor of (32,) * 4 and a critic of
+(256,) * 5, both silu, and a tanh-normal policy whose standard deviation is an output. polyak's physics is MJX too
+(`impl="jax"`). Three things differ: Brax multiplies rewards by 10, polyak divides them by the standard deviation of the
+return; Brax computes advantages in each minibatch anew, and within each unroll; and its episodes all begin in an environment's
+first state. Brax 0.14.2 needs a function that JAX 0.10 no longer has, and gets it.
+
+Each goes on training while it is measured, without evaluation. polyak counts valid transitions only. Compile time is that until
+the first report, without the time that its steps take later. Then, with `--learn`, both train that many env steps from fresh
+seeds, and their greedy policies play 64 episodes.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Pace, arguments, median, ratios, report, spread, steps, table, take_turns, times, verdict
+
+NUM_ENVS, UNROLL, BATCH, MINIBATCHES, EPOCHS = 64, 30, 32, 8, 16
+ROLLOUT = BATCH * MINIBATCHES * UNROLL
+EPISODES = 64
+LOG_STD = -0.365  # Brax' standard deviation begins at softplus(0) + 0.001.
+LAPS = 10_000
+TARGET = 1.3
+ENVS = ("CartpoleBalance", "CheetahRun")
+CONTESTANTS = ("brax", "polyak")
+
+
+def polyak_agent(spec: Any) -> Any:
+    import polyak
+
+    head = polyak.PolicyAndValue(std="state", log_std=LOG_STD, value_hidden=(256,) * 5)
+    return polyak.PPO(
+        spec=spec,
+        network=polyak.MLP((32,) * 4, activation="silu", head=head),
+        num_steps=ROLLOUT // NUM_ENVS,
+        num_epochs=EPOCHS,
+        num_minibatches=MINIBATCHES,
+        gamma=0.995,
+        gae_lambda=0.95,
+        learning_rate=1e-3,
+        adam_eps=1e-8,
+        max_grad_norm=None,
+        ent_coef=0.01,
+        vf_coef=0.5,
+        clip_range=0.3,
+        normalize_obs=True,
+        normalize_reward="return",
+        squash=True,
+    )
+
+
+def polyak_env(name: str) -> Any:
+    import polyak
+
+    return polyak.envs.make(f"playground/{name}", num_envs=NUM_ENVS, action_scaling="rescale")
+
+
+def brax_train(name: str, **settings: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+    from brax.training.agents.ppo.train import train
+    from mujoco_playground import registry, wrapper
+
+    # Brax 0.14.2 calls a function that JAX 0.10 no longer has; this is the replacement that JAX names.
+    jax.device_put_replicated = lambda tree, devices: jax.tree.map(lambda x: jnp.stack([x] * len(devices)), tree)
+    return train(
+        environment=registry.load(name, config_overrides={"impl": "jax"}),
+        wrap_env_fn=wrapper.wrap_for_brax_training,
+        episode_length=1000,
+        num_envs=NUM_ENVS,
+        unroll_length=UNROLL,
+        batch_size=BATCH,
+        num_minibatches=MINIBATCHES,
+        num_updates_per_batch=EPOCHS,
+        discounting=0.995,
+        gae_lambda=0.95,
+        learning_rate=1e-3,
+        entropy_cost=0.01,
+        clipping_epsilon=0.3,
+        reward_scaling=10.0,
+        normalize_observations=True,
+        **settings,
+    )
+
+
+def brax_worker(name: str, rollouts: int) -> None:
+    import brax
+
+    first = FirstReport(Pace(brax=brax.__version__))
+    brax_train(
+        name,
+        num_timesteps=LAPS * rollouts * ROLLOUT,
+        num_evals=LAPS + 1,
+        run_evals=False,
+        progress_fn=lambda env_steps, metrics: first.lap(env_steps),
+    )
+
+
+def polyak_worker(name: str, rollouts: int) -> None:
+    import jax
+
+    import polyak
+
+    first = FirstReport(Pace(polyak=polyak.__version__, jax=jax.__version__))
+    env = polyak_env(name)
+    polyak.loops.compiled(
+        polyak_agent(env.spec),
+        env,
+        env_steps=LAPS * rollouts * ROLLOUT,
+        key=jax.random.key(0),
+        report_every=rollouts * ROLLOUT,
+        callbacks=[lambda progress, metrics, state: first.lap(progress.env_steps)],
+    )
+
+
+class FirstReport:
+    """Laps from the second report on; the first two say how long compiling took."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._times = [time.perf_counter()]
+
+    def lap(self, env_steps: int) -> None:
+        """Report; the pace begins with the second report."""
+        if len(self._times) < 3:
+            self._times.append(time.perf_counter())
+        if len(self._times) == 3:
+            start, first, second = self._times
+            self._pace.about["compile_seconds"] = (first - start) - (second - first)
+            self._pace.lap(env_steps)
+
+
+def brax_learning(name: str, env_steps: int, seed: int) -> float:
+    *_, metrics = brax_train(
+        name, num_timesteps=env_steps, num_evals=1, num_eval_envs=EPISODES, deterministic_eval=True, seed=seed
+    )
+    return float(metrics["eval/episode_reward"])
+
+
+def polyak_learning(name: str, env_steps: int, seed: int) -> float:
+    import jax
+
+    import polyak
+
+    env = polyak_env(name)
+    agent = polyak_agent(env.spec)
+    result = polyak.loops.compiled(agent, env, env_steps=env_steps, key=jax.random.key(seed))
+    return float(polyak.train.evaluate(agent.policy(result.state), env, episodes=EPISODES, key=jax.random.key(99)).mean_return)
+
+
+def main() -> None:
+    args = parsed()
+    if args.worker:
+        work(args)
+        return
+    names, rounds, rollouts = (ENVS[:1], 1, 1) if args.quick else (args.env, args.rounds, args.rollouts)
+    # Compiling is measured.
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+    measured = {name: compare(name, rounds, rollouts, args.learn, args.seeds) for name in names}
+    header = ["environment", "contestant", "env steps/s", "times Brax", "target", "compile", "peak memory", "greedy return"]
+    rows = [row for name in names for row in rows_of(name, measured[name])]
+    report(table(header, rows), {"benchmark": "playground", "quick": args.quick, "by_env": measured}, args.json)
+
+
+def compare(name: str, rounds: int, rollouts: int, learn: int, seeds: int) -> dict[str, Any]:
+    """All figures for one environment."""
+    me = Path(__file__).resolve()
+
+    def command(worker: str, *more: object) -> list[str | Path]:
+        return [sys.executable, me, "--env", name, "--worker", worker, *map(str, more)]
+
+    commands = {contestant: command(contestant, "--rollouts", rollouts) for contestant in CONTESTANTS}
+    rates, about = take_turns(commands, rounds, one_by_one=True)
+    learning: dict[str, list[float]] = {contestant: [] for contestant in CONTESTANTS}
+    for seed in range(seeds if learn else 0):
+        for contestant in CONTESTANTS:
+            line = command(f"{contestant}-learning", "--learn", learn, "--seed", seed)
+            said = subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True).stdout
+            learning[contestant].append(json.loads(said.splitlines()[-1]))
+    return {"rates": rates, "ratios": ratios(rates, "polyak", "brax"), "learning": learning, "env_steps": learn, "about": about}
+
+
+def rows_of(name: str, measured: dict[str, Any]) -> list[list[str]]:
+    """The table's lines for one environment."""
+    rows = []
+    for contestant in CONTESTANTS:
+        about, returns = measured["about"][contestant], measured["learning"][contestant]
+        is_ours = contestant == "polyak"
+        rows.append([
+            name,
+            contestant,
+            spread(measured["rates"][contestant], steps),
+            spread(measured["ratios"], times) if is_ours else "1",
+            verdict(median(measured["ratios"]), TARGET) if is_ours else "",
+            f"{about['compile_seconds']:.0f} s",
+            f"{about['peak_mb']:.0f} MB",
+            f"{spread(returns, '{:.0f}'.format)} after {measured['env_steps']:,}" if returns else "",
+        ])  # fmt: skip
+    return rows
+
+
+def work(args: argparse.Namespace) -> None:
+    """One contestant's share."""
+    (name,) = args.env
+    match args.worker:
+        case "polyak":
+            polyak_worker(name, args.rollouts)
+        case "brax":
+            brax_worker(name, args.rollouts)
+        case "polyak-learning":
+            print(json.dumps(polyak_learning(name, args.learn, args.seed)))
+        case "brax-learning":
+            print(json.dumps(brax_learning(name, args.learn, args.seed)))
+
+
+def parsed() -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--env", nargs="+", choices=ENVS, default=list(ENVS), help="environments to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
+    parser.add_argument("--rollouts", type=int, default=1, help="rollouts a measurement")
+    parser.add_argument("--learn", type=int, default=0, help="env steps of the comparison of learning; 0 leaves it out")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each for the comparison of learning")
+    parser.add_argument(
+        "--worker",
+        choices=[*CONTESTANTS, *(f"{name}-learning" for name in CONTESTANTS)],
+        help="(what the benchmark starts itself with, like the rest)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
