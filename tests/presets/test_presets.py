@@ -69,6 +69,25 @@ def test_all_atari_games_have_the_preset_of_the_details():
     }
 
 
+@pytest.mark.slow
+def test_presets_of_the_dm_control_suite_are_those_of_playground():
+    pytest.importorskip("mujoco_playground")
+    from mujoco_playground import dm_control_suite
+    from mujoco_playground.config.dm_control_suite_params import brax_ppo_config
+
+    presets = {env_id.removeprefix("playground/"): found for (_, env_id), found in PRESETS.items() if "playground/" in env_id}
+    assert set(presets) == set(dm_control_suite.ALL_ENVS)
+    del presets["CartpoleBalance"]
+    for name, found in presets.items():
+        theirs, ours = brax_ppo_config(name), found.values
+        assert (found.env_steps, found.num_envs) == (theirs.num_timesteps, theirs.num_envs)
+        rollout = theirs.batch_size * theirs.num_minibatches * theirs.unroll_length
+        assert ours["num_steps"] * found.num_envs == rollout and ours["num_minibatches"] == theirs.num_minibatches
+        assert (ours["num_epochs"], ours["gamma"]) == (theirs.num_updates_per_batch, theirs.discounting)
+        assert (ours["learning_rate"], ours["ent_coef"]) == (theirs.learning_rate, theirs.entropy_cost)
+        assert theirs.action_repeat == 1 and ours["normalize_obs"] == theirs.normalize_observations
+
+
 @pytest.mark.parametrize("algorithm", ["dqn", "c51", "qrdqn", "iqn", "rainbow"])
 def test_agents_of_action_values_store_single_frames_of_atari_games(algorithm):
     found = preset(algorithm, "ALE/Breakout-v5")
@@ -110,7 +129,8 @@ def test_noise_of_a_presets_network_follows_state_dependent_exploration():
             networks[sample_freq] = agent.network if algorithm in ("a2c", "ppo") else agent.actor
         assert networks[None].hidden == networks[8].hidden
         independent, dependent = (policy_settings(network) for network in networks.values())
-        assert independent.std == {"td3": "fixed", "a2c": "free", "ppo": "free"}.get(algorithm, "state")
+        of_agent = {"td3": "fixed", "a2c": "free", "ppo": "free"}.get(algorithm, "state")
+        assert independent.std == found.values.get("network", {}).get("std", of_agent)
         assert dependent.std == "sde"
         checked.add((algorithm, networks[8].hidden, dependent.log_std))
     assert {("tqc", (400, 300), -3.0), ("sac", (64, 64), -3.67), ("td3", (400, 300), -3.0), ("ppo", (64, 64), -1.0)} <= checked
