@@ -11,8 +11,9 @@ return; Brax computes advantages in each minibatch anew, and within each unroll;
 first state. Brax 0.14.2 needs a function that JAX 0.10 no longer has, and gets it.
 
 Each goes on training while it is measured, without evaluation. polyak counts valid transitions only. Compile time is that until
-the first report, without the time that its steps take later. Then, with `--learn`, both train that many env steps from fresh
-seeds, and their greedy policies play 64 episodes.
+the first report, without the time that its steps take later. Each library runs on one host device and on two; the ratios are to
+the faster Brax. Then, with `--learn`, both train that many env steps from fresh seeds, and their greedy policies play 64
+episodes.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Pace, arguments, median, ratios, report, spread, steps, table, take_turns, times, verdict
+from harness import Pace, arguments, few_threads, median, ratios, report, spread, steps, table, take_turns, times, verdict
 
 NUM_ENVS, UNROLL, BATCH, MINIBATCHES, EPOCHS = 64, 30, 32, 8, 16
 ROLLOUT = BATCH * MINIBATCHES * UNROLL
@@ -33,7 +34,12 @@ LOG_STD = -0.365  # Brax' standard deviation begins at softplus(0) + 0.001.
 LAPS = 10_000
 TARGET = 1.3
 ENVS = ("CartpoleBalance", "CheetahRun")
-CONTESTANTS = ("brax", "polyak")
+CONTESTANTS = {
+    "Brax, 1 device": ("brax", 1),
+    "Brax, 2 devices": ("brax", 2),
+    "polyak, 1 device": ("polyak", 1),
+    "polyak, 2 devices": ("polyak", 2),
+}
 
 
 def polyak_agent(spec: Any) -> Any:
@@ -69,11 +75,17 @@ def polyak_env(name: str) -> Any:
 def brax_train(name: str, **settings: Any) -> Any:
     import jax
     import jax.numpy as jnp
+    import numpy as np
     from brax.training.agents.ppo.train import train
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
     from mujoco_playground import registry, wrapper
 
+    def replicate(tree: Any, devices: Any) -> Any:
+        sharding = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec("devices"))
+        return jax.tree.map(lambda x: jax.device_put(jnp.stack([x] * len(devices)), sharding), tree)
+
     # Brax 0.14.2 calls a function that JAX 0.10 no longer has; this is the replacement that JAX names.
-    jax.device_put_replicated = lambda tree, devices: jax.tree.map(lambda x: jnp.stack([x] * len(devices)), tree)
+    jax.device_put_replicated = replicate
     return train(
         environment=registry.load(name, config_overrides={"impl": "jax"}),
         wrap_env_fn=wrapper.wrap_for_brax_training,
@@ -94,7 +106,17 @@ def brax_train(name: str, **settings: Any) -> Any:
     )
 
 
-def brax_worker(name: str, rollouts: int) -> None:
+def set_devices(devices: int) -> None:
+    """So many host devices for JAX, each with one thread where there are several, as `polyak train` does."""
+    if devices > 1:
+        few_threads(devices)
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", devices)
+
+
+def brax_worker(name: str, rollouts: int, devices: int) -> None:
+    set_devices(devices)
     import brax
 
     first = FirstReport(Pace(brax=brax.__version__))
@@ -107,7 +129,8 @@ def brax_worker(name: str, rollouts: int) -> None:
     )
 
 
-def polyak_worker(name: str, rollouts: int) -> None:
+def polyak_worker(name: str, rollouts: int, devices: int) -> None:
+    set_devices(devices)
     import jax
 
     import polyak
@@ -120,6 +143,7 @@ def polyak_worker(name: str, rollouts: int) -> None:
         env_steps=LAPS * rollouts * ROLLOUT,
         key=jax.random.key(0),
         report_every=rollouts * ROLLOUT,
+        devices=devices,
         callbacks=[lambda progress, metrics, state: first.lap(progress.env_steps)],
     )
 
@@ -180,29 +204,39 @@ def compare(name: str, rounds: int, rollouts: int, learn: int, seeds: int) -> di
     def command(worker: str, *more: object) -> list[str | Path]:
         return [sys.executable, me, "--env", name, "--worker", worker, *map(str, more)]
 
-    commands = {contestant: command(contestant, "--rollouts", rollouts) for contestant in CONTESTANTS}
+    commands = {
+        contestant: command(worker, "--rollouts", rollouts, "--devices", devices)
+        for contestant, (worker, devices) in CONTESTANTS.items()
+    }
     rates, about = take_turns(commands, rounds, one_by_one=True)
-    learning: dict[str, list[float]] = {contestant: [] for contestant in CONTESTANTS}
+    learning: dict[str, list[float]] = {"brax": [], "polyak": []}
     for seed in range(seeds if learn else 0):
-        for contestant in CONTESTANTS:
-            line = command(f"{contestant}-learning", "--learn", learn, "--seed", seed)
+        for library, returns in learning.items():
+            line = command(f"{library}-learning", "--learn", learn, "--seed", seed)
             said = subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True).stdout
-            learning[contestant].append(json.loads(said.splitlines()[-1]))
-    return {"rates": rates, "ratios": ratios(rates, "polyak", "brax"), "learning": learning, "env_steps": learn, "about": about}
+            returns.append(json.loads(said.splitlines()[-1]))
+    best = {library: fastest(rates, library) for library in learning}
+    versus = {contestant: ratios(rates, contestant, best["brax"]) for contestant in rates}
+    return {"rates": rates, "ratios": versus, "best": best, "learning": learning, "env_steps": learn, "about": about}
+
+
+def fastest(rates: dict[str, list[float]], library: str) -> str:
+    """The fastest contestant of a library."""
+    return max((name for name, (worker, _) in CONTESTANTS.items() if worker == library), key=lambda name: median(rates[name]))
 
 
 def rows_of(name: str, measured: dict[str, Any]) -> list[list[str]]:
     """The table's lines for one environment."""
     rows = []
-    for contestant in CONTESTANTS:
-        about, returns = measured["about"][contestant], measured["learning"][contestant]
-        is_ours = contestant == "polyak"
+    for contestant, (library, devices) in CONTESTANTS.items():
+        about, ratio = measured["about"][contestant], measured["ratios"][contestant]
+        returns = measured["learning"][library] if devices == 1 else []
         rows.append([
             name,
             contestant,
             spread(measured["rates"][contestant], steps),
-            spread(measured["ratios"], times) if is_ours else "1",
-            verdict(median(measured["ratios"]), TARGET) if is_ours else "",
+            "1" if contestant == measured["best"]["brax"] else spread(ratio, times),
+            verdict(median(ratio), TARGET) if contestant == measured["best"]["polyak"] else "",
             f"{about['compile_seconds']:.0f} s",
             f"{about['peak_mb']:.0f} MB",
             f"{spread(returns, '{:.0f}'.format)} after {measured['env_steps']:,}" if returns else "",
@@ -215,9 +249,9 @@ def work(args: argparse.Namespace) -> None:
     (name,) = args.env
     match args.worker:
         case "polyak":
-            polyak_worker(name, args.rollouts)
+            polyak_worker(name, args.rollouts, args.devices)
         case "brax":
-            brax_worker(name, args.rollouts)
+            brax_worker(name, args.rollouts, args.devices)
         case "polyak-learning":
             print(json.dumps(polyak_learning(name, args.learn, args.seed)))
         case "brax-learning":
@@ -233,9 +267,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each for the comparison of learning")
     parser.add_argument(
         "--worker",
-        choices=[*CONTESTANTS, *(f"{name}-learning" for name in CONTESTANTS)],
+        choices=["brax", "polyak", "brax-learning", "polyak-learning"],
         help="(what the benchmark starts itself with, like the rest)",
     )
+    parser.add_argument("--devices", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 

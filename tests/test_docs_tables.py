@@ -28,6 +28,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PPO_PAGE = (DOCS / "ppo.md").read_text()
 TF_AGENTS_PAGE = (DOCS / "tutorials" / "from-tf-agents.md").read_text()
 STABLE_BASELINES3_PAGE = (DOCS / "tutorials" / "from-stable-baselines3.md").read_text()
+BRAX_PAGE = (DOCS / "tutorials" / "from-brax.md").read_text()
 COACH_PAGE = (DOCS / "tutorials" / "from-rl-coach.md").read_text()
 COPIES_PAGE = (DOCS / "copies.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(PPOKL)}
@@ -182,6 +183,20 @@ def test_every_argument_of_stable_baselines3_leads_to_a_setting():
     stable_baselines3 = pytest.importorskip("stable_baselines3")
     arguments = {name for name in inspect.signature(stable_baselines3.PPO).parameters if not name.startswith("_")}
     assert arguments <= column(STABLE_BASELINES3_PAGE, heading, 1)
+
+
+def test_every_argument_of_brax_leads_to_a_setting():
+    heading = "Every argument of ppo.train"
+    for span in without_training(column(BRAX_PAGE, heading, 2)):
+        if part := re.fullmatch(r"(MLP|PolicyAndValue)\((.*)\)", span):
+            fields = {field.name for field in dataclasses.fields(getattr(polyak, part[1]))}
+            assert set(re.findall(r"(\w+)=", part[2])) <= fields, span
+        else:
+            assert span in {field.name for field in dataclasses.fields(PPO)} | {"here"}, span
+    train = pytest.importorskip("brax.training.agents.ppo.train").train
+    networks = importlib.import_module("brax.training.agents.ppo.networks").make_ppo_networks
+    arguments = {name for function in (train, networks) for name in inspect.signature(function).parameters}
+    assert arguments <= column(BRAX_PAGE, heading, 1)
 
 
 @pytest.mark.parametrize("library", REPLAY_TABLES)
