@@ -1,9 +1,13 @@
 """Policies with weights that another library saved: supported spaces, and checks of the arrays."""
 
+import io
+import os
+import zipfile
 from typing import Any, Literal
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, check_env_spec
 from polyak.core.types import Variables
@@ -11,6 +15,7 @@ from polyak.networks.actor import Actor
 from polyak.networks.feedforward import MLP
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.network_policy import NetworkPolicy
+from polyak.policies.numpy_reader import array_of
 
 
 def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "rescale"] = "clip") -> None:
@@ -41,6 +46,23 @@ def check_spaces(owner: str, spec: EnvSpec, action_scaling: Literal["clip", "res
             f"{owner}: action_scaling must be {action_scaling!r}, as in the library that saved the policy, got "
             f"{spec.action_scaling!r}"
         )
+
+
+def read_arrays(owner: str, path: str | os.PathLike[str]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an `.npz` file by name; pickled objects in it are never loaded.
+
+    Raises:
+        ValueError: the file is damaged, or no such archive.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > len(data):
+                raise ValueError("its arrays are compressed, or together larger than the file; write it with np.savez")
+            return {name.removesuffix(".npy"): array_of(archive.read(name)) for name in archive.namelist()}
+    except (zipfile.BadZipFile, EOFError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{owner}: {path} is not an archive of arrays that np.savez wrote: {error}") from error
 
 
 def make_policy(

@@ -1,9 +1,7 @@
 """PPO policies of TF-Agents, from the arrays of their variables."""
 
-import io
 import os
 import re
-import zipfile
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import Box, EnvSpec
-from polyak.importers.imported_weights import check_spaces, make_policy
+from polyak.importers.imported_weights import check_spaces, make_policy, read_arrays
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.layers import Activation
 from polyak.ops.normalize import ObsNormalizer, RunningStats
 from polyak.policies.network_policy import NetworkPolicy
-from polyak.policies.numpy_reader import array_of
 
 OWNER = "from_tf_agents"
 ACTOR, CRITIC = "ActorDistributionNetwork", "ValueNetwork"
@@ -86,20 +83,12 @@ def from_tf_agents(
 
 def _read_arrays(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.float32]]:
     """The arrays by the names of their variables, without `:0` and Keras' numbers."""
-    with open(path, "rb") as file:
-        data = file.read()
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(member.file_size for member in archive.infolist()) > len(data):
-                raise ValueError("its arrays are compressed, or together larger than the file; write it with np.savez")
-            arrays = {name.removesuffix(".npy"): array_of(archive.read(name)) for name in archive.namelist()}
-        numbers = {
-            COUNTER.sub("", name.removesuffix(":0")): array.astype(np.float32)
-            for name, array in arrays.items()
-            if array.dtype.kind == "f"
-        }
-    except (zipfile.BadZipFile, EOFError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{OWNER}: {path} is not an archive of arrays that np.savez wrote: {error}") from error
+    arrays = read_arrays(OWNER, path)
+    numbers = {
+        COUNTER.sub("", name.removesuffix(":0")): array.astype(np.float32)
+        for name, array in arrays.items()
+        if array.dtype.kind == "f"
+    }
     if not any(name.startswith(ACTOR) for name in numbers):
         raise ValueError(f"{OWNER}: {path} has no variable of an {ACTOR}; got {', '.join(sorted(arrays))[:200] or 'none'}")
     return numbers
