@@ -25,6 +25,8 @@ ALLOWED = {
     "train/callbacks.py": {"mlflow"},
     # A program that is not known is first read in another process.
     "export/stablehlo.py": {"subprocess"},
+    # Asks whether the robots that the library is about to clone can be reached.
+    "dynamics/playground.py": {"subprocess"},
     "workers/learner_group.py": {"socket", "subprocess"},
     "workers/ray_head.py": {"ray"},
     "workers/ray_workers.py": {"ray", "socket", "subprocess"},

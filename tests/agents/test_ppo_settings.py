@@ -58,6 +58,8 @@ WRONG = {
     "histograms": [1, None],
     "sde_sample_freq": [0, -1, 1.5, True, "4"],
     "squash": [1, None],
+    "actor_obs": ["state", 3, ()],
+    "critic_obs": ["state", 3],
     "network": ["mlp", 3, MLP],
     "spec": [None, "CartPole-v1", SPEC.obs],
 }

@@ -292,13 +292,34 @@ def test_networks_of_ones_own_see_their_entries_alone():
     assert seen == {"actor": ["state"]}
 
 
+def test_layers_of_training_in_either_half_are_warned_of():
+    from flax import nnx
+
+    class Half(nnx.Module):
+        def __init__(self, spec, rngs):
+            self.linear, self.norm = nnx.Linear(STATE, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)
+
+        def __call__(self, obs):
+            x = self.norm(self.linear(obs["state"]))
+            return {"loc": x, "log_scale": jnp.zeros_like(x)}, x[:, 0]
+
+    agent = make(PPO, network=ActorAndCritic(MLP((4,)), FlaxNNX(Half)), critic_obs="state")
+    with pytest.warns(UserWarning, match="PPO: the network is always in evaluation mode.*BatchNorm norm"):
+        agent.init(KEY)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
         ({"actor_obs": "stat"}, ValueError, "actor_obs: unknown entry of the observation 'stat'; did you mean 'state'"),
         ({"critic_obs": ()}, ValueError, "critic_obs must be names of entries of the observation, each once, got ()"),
         ({"critic_obs": ("state", "state")}, ValueError, "critic_obs must be names of entries of the observation, each once"),
-        ({"critic_obs": 3}, ValueError, "critic_obs must be names of entries of the observation, each once, got 3"),
+        ({"critic_obs": 3}, TypeError, "critic_obs must be names of entries of the observation, or None, got 3"),
+        (
+            {"actor_obs": ("state", 3)},
+            TypeError,
+            "actor_obs must be names of entries of the observation, or None, got ('state', 3)",
+        ),
     ],
 )
 @pytest.mark.parametrize("cls", [PPO, SAC], ids=["PPO", "SAC"])
@@ -315,9 +336,13 @@ def test_what_views_do_not_go_with_is_named():
         make(PPO, network=MLP((8,), head=polyak.PolicyAndValue(shared_torso=True)))
     with pytest.raises(ValueError, match="PPO: network must be built-in, or an ActorAndCritic"):
         make(PPO, network=FlaxNNX(lambda spec, rngs: None))
-    with pytest.raises(ValueError, match=r"ActorAndCritic: actor must not be recurrent, got LSTM.*RecurrentActorAndCritic"):
-        ActorAndCritic(LSTM(4), MLP((4,))).init(KEY, SPEC)
-    with pytest.raises(ValueError, match="PPO: values_when must be 'update' with sde_sample_freq"):
+    for network in (ActorAndCritic(LSTM(4), MLP((4,))), ActorAndCritic()):
+        with pytest.raises(ValueError, match="ActorAndCritic: actor must be a network without recurrent state outside of"):
+            network.init(KEY, SPEC)
+    seen = ("state",)
+    with pytest.raises(ValueError, match="PPO: actor_obs and critic_obs are set in the agent, not in the network, got"):
+        PPO(SPEC, ActorAndCritic(MLP((4,)), MLP((4,)), actor_obs=seen))
+    with pytest.raises(ValueError, match="PPO: values_when must be 'update' with sde_sample_freq and an ActorAndCritic, got"):
         make(PPO, sde_sample_freq=4, values_when="collect")
     with pytest.raises(ValueError, match="SAC: shared_encoder must be False unless actor_obs and critic_obs are equal"):
         make(SAC, shared_encoder=True)

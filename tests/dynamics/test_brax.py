@@ -1,5 +1,7 @@
 """Brax's environments, where Brax is installed: its dynamics, our resets, time limits told from terminal states."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,3 +132,18 @@ def test_images_follow_the_state():
     later = env.render()
     assert first.dtype == np.uint8 and first.shape == later.shape == (240, 320, 3) and first.std() > 10
     assert (first != later).any()
+
+
+def test_a_randomization_that_cannot_work_is_named():
+    def nothing(system, keys):
+        return system, jax.tree.map(lambda leaf: None, system)
+
+    make = functools.partial(envs.make, "brax/inverted_pendulum", num_envs=2)
+    with pytest.raises(ValueError, match="in_axes of randomization_fn must be 0 for some arrays, None for others, got"):
+        make(env_kwargs={"randomization_fn": nothing})
+    with pytest.raises(TypeError, match="randomization_fn must be a function"):
+        make(env_kwargs={"randomization_fn": True})
+    with pytest.raises(ValueError, match="randomization_fn must be None for Fast, which has no physics"):
+        envs.make("brax/fast", env_kwargs={"randomization_fn": nothing})
+    with pytest.raises(TypeError, match="make: a pair must be an environment of gymnax, craftax, xminigrid and its parameters"):
+        envs.make((brax.get_environment("fast"), None))

@@ -130,5 +130,15 @@ def test_an_environments_numbers_are_checked():
         AutoReset(Text(), NUM_ENVS).init(KEY)
 
 
+@pytest.mark.parametrize("info", [{"author": "me"}, lambda state: [1.0]], ids=["an attribute", "a list"])
+def test_an_info_that_is_no_method_of_numbers_is_named(info):
+    class Other(Silent):
+        pass
+
+    Other.info = info if isinstance(info, dict) else staticmethod(info)
+    with pytest.raises(TypeError, match=r"Counting: info must be a method that returns numbers \[B\] by name, got"):
+        AutoReset(Other(), NUM_ENVS).init(KEY)
+
+
 def test_classic_environments_report_nothing():
     assert envs.make("jax/CartPole-v1").init(KEY)[1].info is None

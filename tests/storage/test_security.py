@@ -322,6 +322,7 @@ ALLOWED = {
     "envs/host_batches.py": {"import_module"},
     "envs/constructors.py": {"import_module"},  # of `polyak.dynamics`, by the names of a table
     "envs/available.py": {"find_spec"},
+    "dynamics/craftax.py": {"import_module"},  # the library's constants and renderer, of the game that was made
     "dynamics/names.py": {"find_spec"},
     # An unpickler that accepts tensors only, and `genops`, which reads a pickle's opcodes and runs none of them;
     # tests/importers/test_from_stable_baselines.py attacks it.

@@ -126,7 +126,7 @@ class PPO(OnPolicyAgent):
         self._check_together()
         check_sde(self, self._network)
         if self.sde_sample_freq is not None and self.values_when == "collect" and isinstance(self.network, ActorAndCritic):
-            raise ValueError(f"{owner}: values_when must be 'update' with sde_sample_freq and an actor that sees other entries")
+            raise ValueError(f"{owner}: values_when must be 'update' with sde_sample_freq and an ActorAndCritic, got 'collect'")
         if self.advantages == self.value_targets == "monte_carlo" and changed_settings(self, ("gae_lambda",)):
             others = "advantages='monte_carlo' and value_targets='monte_carlo'"
             warn(f"{owner}: gae_lambda={self.gae_lambda!r:.80} has no effect with {others}")

@@ -130,7 +130,9 @@ class ViewSettings:
                     f"{owner}: {name} must be None unless the observation is a Dict, got {entries!r}, {self.spec.obs}"
                 )
             names = (entries,) if isinstance(entries, str) else entries
-            if not isinstance(names, tuple | list) or not names or len(set(names)) < len(names):
+            if not isinstance(names, tuple | list) or not all(isinstance(entry, str) for entry in names):
+                raise TypeError(f"{owner}: {name} must be names of entries of the observation, or None, got {entries!r}")
+            if not names or len(set(names)) < len(names):
                 raise ValueError(f"{owner}: {name} must be names of entries of the observation, each once, got {entries!r}")
             for entry in names:
                 if entry not in obs.spaces:

@@ -78,6 +78,11 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
     spec = EnvSpec(obs_space(example), Box(-np.ones(env.action_size), np.ones(env.action_size)), id)
     system = getattr(limited.unwrapped, "sys", None)  # Some environments have no physics.
     draw = None if system is None else mujoco_images(system.mj_model, id)
+
+    def render_one(state: Any) -> Any:
+        physics = state[0].pipeline_state
+        return None if draw is None else draw({"qpos": physics.q, "qvel": physics.qd})
+
     return ForeignDynamics(
         env,
         randomization_fn,
@@ -85,5 +90,5 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
         reset_one,
         step_one,
         info_one=lambda state: state[0].metrics,
-        render_one=None if draw is None else lambda state: draw(state[0].pipeline_state.q, state[0].pipeline_state.qd),
+        render_one=None if draw is None else render_one,
     )

@@ -1,7 +1,7 @@
 """Images of MuJoCo models, of which environments of Brax and MuJoCo Playground are made."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy.typing as npt
 HEIGHT, WIDTH = 240, 320
 
 
-def mujoco_images(model: Any, id: str) -> Callable[[Any, Any], npt.NDArray[np.uint8]]:
-    """Return a function `(qpos, qvel) -> image` with the view of the model's first camera, if it has one.
+def mujoco_images(model: Any, id: str) -> Callable[[Mapping[str, Any]], npt.NDArray[np.uint8]]:
+    """Return a function of a state's arrays, such as `qpos` and `mocap_pos`: the view of the model's first camera, if any.
 
     Raises:
         RuntimeError: from the function, if MuJoCo finds no OpenGL.
@@ -28,9 +28,10 @@ def mujoco_images(model: Any, id: str) -> Callable[[Any, Any], npt.NDArray[np.ui
                 f"library libEGL) or MUJOCO_GL=osmesa (with libOSMesa) before Python starts ({error})"
             ) from error
 
-    def draw(qpos: Any, qvel: Any) -> npt.NDArray[np.uint8]:
+    def draw(arrays: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
         data = mujoco.MjData(model)
-        data.qpos, data.qvel = np.asarray(qpos), np.asarray(qvel)
+        for name, array in arrays.items():
+            setattr(data, name, np.asarray(array))
         mujoco.mj_forward(model, data)
         renderer().update_scene(data, camera=0 if model.ncam else -1)
         image: npt.NDArray[np.uint8] = renderer().render()

@@ -22,6 +22,8 @@ from polyak.dynamics.randomized_model import RandomizedModel
 EPISODE_LENGTH = 1000
 MENAGERIE = "https://github.com/deepmind/mujoco_menagerie.git"
 DOWNLOAD_TIMEOUT = 30
+# Targets of some tasks are bodies that motion capture places.
+DRAWN = ("qpos", "qvel", "mocap_pos", "mocap_quat", "xfrc_applied")
 
 
 @struct
@@ -138,5 +140,5 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
         reset_one,
         step_one,
         info_one=lambda limited: limited.state.metrics,
-        render_one=lambda limited: draw(limited.state.data.qpos, limited.state.data.qvel),
+        render_one=lambda limited: draw({name: getattr(limited.state.data, name) for name in DRAWN}),
     )

@@ -16,9 +16,17 @@ class RandomizedModel:
         attribute: its attribute with the model.
         randomization_fn: `(model, keys) -> (models, in_axes)`, as in the trainings of these libraries: models for keys `[N]`,
             and the axes of `vmap` over them, a tree with 0 for arrays that differ and None for others; None draws nothing.
+
+    Raises:
+        TypeError: `randomization_fn` is not a function.
+        ValueError: the environment has no model; from `draw`, for other axes, or if no array differs.
     """
 
     def __init__(self, env: Any, attribute: str, randomization_fn: Callable[[Any, Array], tuple[Any, Any]] | None) -> None:
+        if randomization_fn is not None and not callable(randomization_fn):
+            raise TypeError(f"make: randomization_fn must be a function (model, keys), got {randomization_fn!r}")
+        if randomization_fn is not None and getattr(env, attribute, None) is None:
+            raise ValueError(f"make: randomization_fn must be None for {type(env).__name__}, which has no physics")
         self._env, self._attribute, self._randomize = env, attribute, randomization_fn
 
     def draw(self, key: Array) -> dict[int, Array]:
@@ -27,8 +35,12 @@ class RandomizedModel:
             return {}
         models, in_axes = self._randomize(getattr(self._env, self._attribute), key[None])
         structure: Any = jax.tree.structure(models)
-        pairs = zip(jax.tree.leaves(models), structure.flatten_up_to(in_axes), strict=True)
-        return {i: leaf[0] for i, (leaf, axis) in enumerate(pairs) if axis is not None}
+        axes = structure.flatten_up_to(in_axes)
+        if set(axes) not in ({0}, {0, None}):
+            raise ValueError(
+                f"make: in_axes of randomization_fn must be 0 or None, and 0 for an array, got {sorted(map(str, set(axes)))}"
+            )
+        return {i: leaf[0] for i, (leaf, axis) in enumerate(zip(jax.tree.leaves(models), axes, strict=True)) if axis == 0}
 
     @contextlib.contextmanager
     def use(self, arrays: dict[int, Array]) -> Iterator[None]:

@@ -185,7 +185,10 @@ class AutoReset:
     def _info(self, state: PyTree) -> dict[str, Any] | None:
         if not isinstance(self.dynamics, ReportingDynamics):
             return None
-        info = self.dynamics.info(state)
+        info: Any = self.dynamics.info
+        info = info(state) if callable(info) else info
+        if not callable(self.dynamics.info) or not isinstance(info, Mapping):
+            raise TypeError(f"{self.spec.id}: info must be a method that returns numbers [B] by name, got {info!r:.80}")
         for name, value in info.items():
             _check_numbers(f"{self.spec.id}: info() must return {name!r}", value, ((self.num_envs,),))
         return {SUCCESS if name == "is_success" else f"env/{name}": jnp.float32(x) for name, x in info.items()} or None

@@ -33,6 +33,9 @@ MAX_PROCESSES = 2**10
 COSTLY_RESETS = ("brax/", "craftax/", "jumanji/", "playground/", "xminigrid/")
 """Prefixes of environments whose reset costs more than a step."""
 
+WITH_PARAMS = ("gymnax", "craftax", "xminigrid")
+"""Libraries whose environments have parameters beside them."""
+
 ENVS_PER_DRAWN_STATE = 8
 """Number of environments for each initial state that is drawn at a time."""
 
@@ -218,9 +221,11 @@ def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
 def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
     """The dynamics of an environment object of a library, or of a pair of environment and parameters."""
     check_no_settings(settings)
-    env, *params = env if isinstance(env, tuple) else (env,)
+    pair, (env, *params) = env, env if isinstance(env, tuple) else (env,)
     name = type(getattr(env, "unwrapped", env)).__name__
-    library = next(library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env))
+    library = next((library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env)), "")
+    if params and (library not in WITH_PARAMS or len(params) > 1):
+        raise TypeError(f"make: a pair must be an environment of {', '.join(WITH_PARAMS)} and its parameters, got {pair!r:.80}")
     made: Dynamics = _import_adapter(library).dynamics_of(env, f"{library}/{name}", *params)
     return made
 

@@ -33,13 +33,15 @@ def network_or_default(
         ValueError: the network has the head of another agent, or cannot be split.
     """
     std: Literal["sde", "free"] = "sde" if sde else "free"
+    has_views = any(entries is not None for entries in views.values())
     if not isinstance(network, ActorAndCritic):
-        has_views = any(entries is not None for entries in views.values())
         if network is not None or not has_views:
             network = complete(owner, network, spec, PolicyAndValue(std=std))
         if not has_views:
             return network
         network = _split(owner, network)
+    elif not has_views and (network.actor_obs, network.critic_obs) != (None, None):
+        raise ValueError(f"{owner}: actor_obs and critic_obs are set in the agent, not in the network, got {network!r}")
     of_actor, of_critic = (spec.seen_by(entries) for entries in (views["actor"], views["critic"]))
     actor = complete(owner, network.actor, of_actor, PolicyOnly(std=std))
     critic = complete(owner, network.critic, of_critic, ValueOnly())

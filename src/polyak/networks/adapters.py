@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import Network, PyTree, Variables
+from polyak.networks.pair import ActorAndCritic
 
 
 def check_network(owner: str, network: Any, name: str = "network") -> Network:
@@ -37,6 +38,9 @@ def has_batch_statistics(variables: Variables) -> bool:
 
 def warn_of_training_layers(owner: str, network: Network, variables: Variables) -> None:
     """Warn of dropout and batch normalization in a network that an agent applies only in evaluation mode."""
+    if isinstance(network, ActorAndCritic):
+        for name, (part, _) in network.parts.items():
+            warn_of_training_layers(owner, part, network.variables_of(name, variables))
     layers = network.training_layers(variables) if isinstance(network, FlaxNNX | FlaxLinen | Equinox) else []
     if layers:
         warnings.warn(

@@ -19,14 +19,14 @@ class ActorAndCritic:
     your own, are given one by one: `ActorAndCritic(MLP((32, 32)), FlaxNNX(make_critic))`.
 
     Attributes:
-        actor: a network that returns `(action_params, value)`, the value unused; None takes `NatureCNN` for images, else `MLP`.
-        critic: a network that returns `(action_params, value)`, the parameters unused; None takes `NatureCNN` for images, else
-            `MLP`.
+        actor: a network that returns `(action_params, value)`, the value unused; None: an agent takes `NatureCNN` for images,
+            else `MLP`.
+        critic: a network that returns `(action_params, value)`, the parameters unused; None: an agent takes its own.
         actor_obs: entries of the observation that the actor sees; None: all. An agent sets its own.
         critic_obs: entries of the observation that the critic sees; None: all. An agent sets its own.
 
     Raises:
-        ValueError: from `init`, if a network is recurrent; an agent takes `RecurrentActorAndCritic` then.
+        ValueError: from `init`, if a network is missing or recurrent; on-policy agents fill and accept both.
     """
 
     actor: Network | None = static(default=None, kw_only=False)
@@ -48,8 +48,9 @@ class ActorAndCritic:
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""
         for name, (network, _) in self.parts.items():
-            if isinstance(network, RecurrentNetwork) and not isinstance(self, RecurrentNetwork):
-                raise ValueError(f"ActorAndCritic: {name} must not be recurrent, got {network!r}; take RecurrentActorAndCritic")
+            if network is None or (isinstance(network, RecurrentNetwork) and not isinstance(self, RecurrentNetwork)):
+                wanted = "a network without recurrent state outside of on-policy agents"
+                raise ValueError(f"ActorAndCritic: {name} must be {wanted}, got {network!r}")
         keys = jax.random.split(key)
         made = {
             name: network.init(key, spec.seen_by(entries))

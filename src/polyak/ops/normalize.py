@@ -184,7 +184,7 @@ class ObsNormalizer:
         return ObsNormalizer(map_space(lambda _, stats: stats, space, self.stats), space, self.clip)
 
     def normalize(self, obs: PyTree) -> PyTree:
-        """(x - mean) / std, clipped; leaves may have any leading dimensions. Entries that the space has not are left out."""
+        """(x - mean) / std, clipped; leaves may have any leading dimensions. Entries that are not in the space are left out."""
 
         def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> Numbers:
             return x if stats is None else stats.normalize(x, clip=math.inf if self.clip is None else self.clip)

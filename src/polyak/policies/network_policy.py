@@ -66,7 +66,7 @@ class NetworkPolicy(NumPyMethods):
         return value
 
     def network_obs(self, time_step: TimeStep) -> PyTree:
-        """The observations as the network sees them: entries that the spec has not are left out."""
+        """The observations as the network sees them: entries that are not in the spec are left out."""
         obs = select(self.spec.obs, time_step.obs)
         return obs if self.normalizer is None else self.normalizer.normalize(obs)
 
