@@ -37,9 +37,8 @@ class RandomizedModel:
         structure: Any = jax.tree.structure(models)
         axes = structure.flatten_up_to(in_axes)
         if set(axes) not in ({0}, {0, None}):
-            raise ValueError(
-                f"make: in_axes of randomization_fn must be 0 or None, and 0 for an array, got {sorted(map(str, set(axes)))}"
-            )
+            got = sorted(map(str, set(axes)))
+            raise ValueError(f"make: in_axes of randomization_fn must be 0 for some arrays, None for others, got {got}")
         return {i: leaf[0] for i, (leaf, axis) in enumerate(zip(jax.tree.leaves(models), axes, strict=True)) if axis == 0}
 
     @contextlib.contextmanager
