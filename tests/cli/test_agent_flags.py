@@ -208,7 +208,7 @@ def is_meant(value, text):
         return dataclasses.astuple(value)[: len(numbers)] == tuple(numbers)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return type(value)(text) == value or math.isnan(value)
-    return str(value) == text
+    return value == (text,) if isinstance(value, tuple) else str(value) == text
 
 
 @pytest.mark.slow
