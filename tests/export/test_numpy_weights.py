@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import TimeStep
 from polyak.export.archive import Export, ExportError, from_members, read_export, to_members, write_export
@@ -13,7 +14,7 @@ from polyak.export.numpy_format import check_weights
 from polyak.export.write_policy import write_policy
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
-from polyak.policies.numpy_reader import Policy
+from polyak.policies.numpy_reader import Policy, load
 from tests.policies.test_network_policy import VECTOR, policy_for
 
 SPECS = {
@@ -42,6 +43,16 @@ def test_what_was_written_holds(kind, plain):
     export, about, arrays = plain[kind]
     check_weights(export.spec, about, arrays)
     assert about["env"] == "mine"
+
+
+def test_one_observation_without_a_batch_axis_is_rejected(tmp_path):
+    spec = SPECS["Discrete"]
+    agent = PPO(spec, network=MLP((4,)), normalize_obs=True)
+    write_policy(agent.policy(agent.init(jax.random.key(0))), spec, "numpy", tmp_path / "policy.npz", {})
+    policy, one = load(tmp_path / "policy.npz"), np.zeros(spec.obs.shape, np.float32)
+    assert policy(one[None]).shape == (1,)
+    with pytest.raises(ValueError, match=rf"obs must be observations \[N, ...\] of {one.size} numbers each, got shape"):
+        policy(one)
 
 
 ONES = np.ones((4, 4), np.float32)

@@ -92,10 +92,14 @@ class Policy:
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
         """The environment's actions for observations `[N, ...]`; `action_mask` `[N, n]` is True where an action is allowed.
 
-        Raises `ValueError` for a mask that is missing, has another shape, or allows no action in some row.
+        Raises `ValueError` for observations of another size, such as one without the axis N, and for a mask that is missing,
+        has another shape, or allows no action in some row.
         """
         about, a = self.about, self.arrays
         x = np.asarray(obs).astype(np.float32).reshape(len(obs), -1) / np.float32(about["divide"])
+        width = (a["kernel0"] if about["layers"] else a["head_kernel"]).shape[0]
+        if x.shape[1] != width:
+            raise ValueError(f"obs must be observations [N, ...] of {width} numbers each, got shape {np.shape(obs)}")
         x = make_network(a, about["layers"], about["activation"])(x)
         if action_mask is None and self.has_mask:
             raise ValueError(
