@@ -180,8 +180,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/actor_critic.py",
-        'self._actor.apply(actor, see(self.views["actor"], obs), train=True, key=key)',
-        'self._actor.apply(actor, see(self.views["actor"], obs), key=key)',
+        'self._actor.apply(actor, select_entries(self.views["actor"], obs), train=True, key=key)',
+        'self._actor.apply(actor, select_entries(self.views["actor"], obs), key=key)',
         ("agents/test_training_mode.py::test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss",),
     ),
     Mutation(

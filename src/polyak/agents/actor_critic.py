@@ -21,7 +21,7 @@ from polyak.networks.actor import Actor
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow, warn_of_flat_images
-from polyak.networks.pair import see
+from polyak.networks.pair import select_entries
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import check_optimizer_state
 from polyak.ops.schedules import Schedule, check_schedule
@@ -99,26 +99,30 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
                 running statistics.
         """
         is_training = key is not None and not has_batch_statistics(variables)
-        (q, _), _, _ = self._critics.apply(variables, (see(self.views["critic"], obs), action), train=is_training, key=key)
+        (q, _), _, _ = self._critics.apply(
+            variables, (select_entries(self.views["critic"], obs), action), train=is_training, key=key
+        )
         return q
 
     def q_values_in_training(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, "B N *M"], PyTree]:
         """Return `q_values` in training mode, with the batch's statistics, and the new statistics; for the critics' loss."""
-        (q, _), _, stats = self._critics.apply(variables, (see(self.views["critic"], obs), action), train=True, key=key)
+        (q, _), _, stats = self._critics.apply(
+            variables, (select_entries(self.views["critic"], obs), action), train=True, key=key
+        )
         return q, stats
 
     def deterministic_action(self, actor: Variables, obs: PyTree) -> PyTree:
         """π(s) in [-1, 1], tanh of the actor's mean."""
-        (params, _), _, _ = self._actor.apply(actor, see(self.views["actor"], obs))
+        (params, _), _, _ = self._actor.apply(actor, select_entries(self.views["actor"], obs))
         return for_space(self.spec.action, params, squash=True).mode()
 
     def deterministic_action_in_training(
         self, actor: Variables, obs: PyTree, key: PRNGKeyArray | None
     ) -> tuple[PyTree, PyTree]:
         """Return `deterministic_action` in training mode, and the new statistics; for the actor's loss."""
-        (params, _), _, stats = self._actor.apply(actor, see(self.views["actor"], obs), train=True, key=key)
+        (params, _), _, stats = self._actor.apply(actor, select_entries(self.views["actor"], obs), train=True, key=key)
         return for_space(self.spec.action, params, squash=True).mode(), stats
 
     def share_encoder(self, actor: Variables, critics: Variables) -> Variables:
@@ -193,7 +197,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")
-        return NetworkPolicy(actor, normalizer and normalizer.seen_by(spec.obs), self._actor, spec, squash=True)
+        return NetworkPolicy(actor, normalizer and normalizer.select_space(spec.obs), self._actor, spec, squash=True)
 
     @property
     def _actor(self) -> Network:

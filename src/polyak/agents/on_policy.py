@@ -173,7 +173,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
         network, normalizer, spec = self._network, state.obs_normalizer, self.spec_of("actor")
         if isinstance(network, ActorAndCritic):
             variables, network = network.variables_of("actor", variables), network.actor
-        return NetworkPolicy(variables, normalizer and normalizer.seen_by(spec.obs), network, spec, squash=self.squash)
+        return NetworkPolicy(variables, normalizer and normalizer.select_space(spec.obs), network, spec, squash=self.squash)
 
     def _with_returns(self, policy: P) -> P | DiscountedReturn:
         """A policy for collecting, with the running return where rewards are divided by its standard deviation."""

@@ -110,7 +110,7 @@ class ViewSettings:
 
     def spec_of(self, name: Literal["actor", "critic"]) -> EnvSpec:
         """The spec as the actor, or the critic, sees it."""
-        return self.spec.seen_by(self.views[name])
+        return self.spec.select_entries(self.views[name])
 
     def _set_views(self) -> None:
         """Check the spec and the views, and convert views to tuples; called first by `__post_init__`.

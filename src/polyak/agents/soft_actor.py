@@ -19,7 +19,7 @@ from polyak.core.struct import choice, integer, number, setting, struct
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
-from polyak.networks.pair import see
+from polyak.networks.pair import select_entries
 from polyak.ops.distributions import Categorical, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
@@ -280,7 +280,7 @@ class SoftActorAgent(ActorCriticAgent):
             train: apply the actor in training mode, for its loss.
         """
         dropout_key = jax.random.fold_in(key, DROPOUT) if train else None
-        seen = see(self.views["actor"], obs)
+        seen = select_entries(self.views["actor"], obs)
         (params, _), _, stats = self._actor.apply(actor, seen, train=train, key=dropout_key)
         distribution = for_space(self.spec.action, params, mask, squash=True)
         if not isinstance(distribution, Categorical):

@@ -371,7 +371,7 @@ class EnvSpec:
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
                 raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")
 
-    def seen_by(self, entries: tuple[str, ...] | None) -> "EnvSpec":
+    def select_entries(self, entries: tuple[str, ...] | None) -> "EnvSpec":
         """The spec of a network or policy that sees only these entries of a Dict observation; None for all."""
         if entries is None:
             return self

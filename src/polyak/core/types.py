@@ -127,7 +127,7 @@ class TimeStep:
         action_mask: None, or bool arrays in the tree of the action space, True where an action is allowed.
         record: None, or the reward and episode bounds for reported returns; never used for learning.
         info: None, or numbers `[B]` that an environment in JAX reports, by tag, NaN for environments without a number; never
-            used for learning. The tags are those of `HostEnv.info`.
+            used for learning. `HostEnv.info` describes the tags.
     """
 
     obs: PyTree

@@ -117,7 +117,7 @@ def own_promotion(id: str) -> Iterator[None]:
 
 
 def obs_space(example: Any) -> Space:
-    """The space of observations like `example`, an array or a dict of arrays, without bounds but those of their dtypes."""
+    """The space of observations like `example`, an array or a dict of arrays, bounded by the dtypes alone."""
     if not isinstance(example, jax.ShapeDtypeStruct):
         return Dict({key: obs_space(part) for key, part in example.items()})
     dtype = np.dtype(example.dtype)

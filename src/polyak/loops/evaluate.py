@@ -261,7 +261,7 @@ def _program(env: Env) -> Callable[..., tuple[PyTree, Array, tuple[EpisodeRecord
 
 
 def _scores(time_step: TimeStep) -> tuple[EpisodeRecord, dict[str, Array]]:
-    """What `_EpisodeLog` counts of a time step."""
+    """The arrays of a time step that `_EpisodeLog` counts."""
     return time_step.episode_record, {tag: x for tag, x in (time_step.info or {}).items() if tag == SUCCESS}
 
 

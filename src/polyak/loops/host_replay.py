@@ -116,8 +116,8 @@ class DeviceReplay:
 
 
 ReplayPlace: TypeAlias = HostReplay | DeviceReplay
-"""Where the replay is while the agent trains. `take` and `give_back` move it out of the loop's state and back; `learn` calls an
-update on the leaves of the state, the means and a rollout, with batches of the replay."""
+"""The place of the replay while the agent trains. `take` and `give_back` move it out of the loop's state and back; `learn`
+calls an update on the leaves of the state, the means and a rollout, with batches of the replay."""
 
 
 def host_device() -> jax.Device:

@@ -324,7 +324,7 @@ def check_spec(owner: str, expected: EnvSpec, got: EnvSpec, expected_by: str = "
     """
     seen, there = expected.obs, got.obs
     if expected_by == "policy" and isinstance(seen, Dict) and isinstance(there, Dict) and set(seen.spaces) < set(there.spaces):
-        got = got.seen_by(tuple(seen.spaces))
+        got = got.select_entries(tuple(seen.spaces))
     if first_difference := difference(expected, got):
         field, agent_value, env_value = first_difference
         advice = f"; make the environment with action_scaling={agent_value!r}" if field == "action_scaling" else ""

@@ -42,7 +42,7 @@ def network_or_default(
         network = _split(owner, network)
     elif not has_views and (network.actor_obs, network.critic_obs) != (None, None):
         raise ValueError(f"{owner}: actor_obs and critic_obs are set in the agent, not in the network, got {network!r}")
-    of_actor, of_critic = (spec.seen_by(entries) for entries in (views["actor"], views["critic"]))
+    of_actor, of_critic = (spec.select_entries(entries) for entries in (views["actor"], views["critic"]))
     actor = complete(owner, network.actor, of_actor, PolicyOnly(std=std))
     critic = complete(owner, network.critic, of_critic, ValueOnly())
     pair = (

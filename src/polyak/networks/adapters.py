@@ -38,10 +38,12 @@ def has_batch_statistics(variables: Variables) -> bool:
 
 def warn_of_training_layers(owner: str, network: Network, variables: Variables) -> None:
     """Warn of dropout and batch normalization in a network that an agent applies only in evaluation mode."""
+    halves = [(network, variables)]
     if isinstance(network, ActorAndCritic):
-        for name, (part, _) in network.parts.items():
-            warn_of_training_layers(owner, part, network.variables_of(name, variables))
-    layers = network.training_layers(variables) if isinstance(network, FlaxNNX | FlaxLinen | Equinox) else []
+        halves = [(half, network.variables_of(name, variables)) for name, (half, _) in network.parts.items()]
+    layers = []
+    for half, arrays in halves:
+        layers += half.training_layers(arrays) if isinstance(half, FlaxNNX | FlaxLinen | Equinox) else []
     if layers:
         warnings.warn(
             f"{owner}: the network is always in evaluation mode, where dropout is off and batch normalization has its initial "

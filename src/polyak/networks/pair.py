@@ -53,7 +53,7 @@ class ActorAndCritic:
                 raise ValueError(f"ActorAndCritic: {name} must be {wanted}, got {network!r}")
         keys = jax.random.split(key)
         made = {
-            name: network.init(key, spec.seen_by(entries))
+            name: network.init(key, spec.select_entries(entries))
             for (name, (network, entries)), key in zip(self.parts.items(), keys, strict=True)
         }
         params, stats = ({name: getattr(part, field) for name, part in made.items()} for field in ("params", "stats"))
@@ -71,7 +71,7 @@ class ActorAndCritic:
         for number, (name, (network, entries)) in enumerate(self.parts.items()):
             outs[name], carries[name], stats[name] = network.apply(
                 self.variables_of(name, variables),
-                see(entries, obs),
+                select_entries(entries, obs),
                 carry[name] if carry else (),
                 train=train,
                 key=None if key is None else jax.random.fold_in(key, number),
@@ -98,7 +98,7 @@ def _unroll(
     """`unroll` of each network, with one that is not recurrent applied to all steps at once."""
     outs, carries = {}, {}
     for name, (part, entries) in network.parts.items():
-        variables_of_part, seen = network.variables_of(name, variables), see(entries, obs)
+        variables_of_part, seen = network.variables_of(name, variables), select_entries(entries, obs)
         if isinstance(part, RecurrentNetwork):
             outs[name], carries[name] = unroll(part, variables_of_part, seen, first, carry[name] if carry else ())
         else:
@@ -108,6 +108,6 @@ def _unroll(
     return (outs["actor"][0], outs["critic"][1]), carries
 
 
-def see(entries: tuple[str, ...] | None, obs: Any) -> Any:
+def select_entries(entries: tuple[str, ...] | None, obs: Any) -> Any:
     """These entries of an observation; None for all."""
     return obs if entries is None else {name: obs[name] for name in entries}

@@ -1,4 +1,4 @@
-"""How a network with recurrent state is applied to a sequence of time steps, and its state reset where an episode begins."""
+"""Functions that apply a recurrent network to a sequence of time steps, and reset its state where an episode begins."""
 
 import functools
 

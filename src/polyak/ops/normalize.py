@@ -177,7 +177,7 @@ class ObsNormalizer:
         """Empty statistics: the first observations are only clipped."""
         return cls(map_space(lambda leaf: RunningStats.init(leaf.shape) if is_normalized(leaf) else None, space), space, clip)
 
-    def seen_by(self, space: Space) -> "ObsNormalizer":
+    def select_space(self, space: Space) -> "ObsNormalizer":
         """The statistics of the entries of a space that has a part of this one's."""
         if space == self.space:
             return self

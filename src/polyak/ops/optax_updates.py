@@ -1,6 +1,6 @@
 """Updates of parameter trees with the interface of Optax: `params + updates`, an average of two trees, and periodic copies.
 
-Their rules for dtypes, special leaves and errors are those of `soft_update`.
+They treat dtypes, special leaves and errors as `soft_update` does.
 """
 
 from typing import Any
