@@ -9,7 +9,7 @@ import pytest
 
 import polyak
 from polyak.agents import action_scaling_of, agent_class, soft_actor
-from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.networks.feedforward import policy_settings
 from polyak.ops import gradient_step
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
@@ -23,7 +23,7 @@ def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):
     if env_id.startswith("gymnax/"):
         pytest.importorskip("gymnax")
     if env_id.startswith("playground/"):
-        pytest.importorskip("mujoco_playground")
+        require_playground(env_id)
     found = PRESETS[algorithm, env_id]
     scaling = action_scaling_of(algorithm)
     env = polyak.envs.make(env_id.replace("...", "Pong-v5"), num_envs=found.num_envs, action_scaling=scaling)
@@ -69,23 +69,59 @@ def test_all_atari_games_have_the_preset_of_the_details():
     }
 
 
-@pytest.mark.slow
-def test_presets_of_the_dm_control_suite_are_those_of_playground():
+def require_playground(env_id):
+    """Skip without MuJoCo Playground, or without the robot's files, which it downloads."""
     pytest.importorskip("mujoco_playground")
     from mujoco_playground import dm_control_suite
-    from mujoco_playground.config.dm_control_suite_params import brax_ppo_config
+    from mujoco_playground._src import mjx_env
+
+    if env_id.removeprefix("playground/") not in dm_control_suite.ALL_ENVS and not mjx_env.MENAGERIE_PATH.exists():
+        pytest.skip("the robots of the MuJoCo Menagerie are not here")
+
+
+@pytest.mark.slow
+def test_presets_of_the_dm_control_suite_and_the_robots_are_those_of_playground():
+    pytest.importorskip("mujoco_playground")
+    from mujoco_playground import dm_control_suite, locomotion
+    from mujoco_playground.config import dm_control_suite_params, locomotion_params
 
     presets = {env_id.removeprefix("playground/"): found for (_, env_id), found in PRESETS.items() if "playground/" in env_id}
-    assert set(presets) == set(dm_control_suite.ALL_ENVS)
+    assert set(presets) == {*dm_control_suite.ALL_ENVS, *locomotion.ALL_ENVS}
     del presets["CartpoleBalance"]
     for name, found in presets.items():
-        theirs, ours = brax_ppo_config(name), found.values
+        is_robot = name in locomotion.ALL_ENVS
+        theirs = (locomotion_params if is_robot else dm_control_suite_params).brax_ppo_config(name)
+        ours = found.values
+        if is_robot:
+            networks, network = theirs.network_factory, ours["network"]
+            assert network["hidden"] == networks.policy_hidden_layer_sizes
+            assert network["value_hidden"] == networks.value_hidden_layer_sizes
+            assert ours.get("actor_obs", "state") == networks.policy_obs_key
+            assert ours.get("critic_obs", "state") == networks.value_obs_key
+            assert (theirs.reward_scaling, ours.get("normalize_reward")) == (1.0, None)
+        assert (ours["clip_range"], ours["max_grad_norm"]) == (theirs.get("clipping_epsilon", 0.3), theirs.get("max_grad_norm"))
         assert (found.env_steps, found.num_envs) == (theirs.num_timesteps, theirs.num_envs)
         rollout = theirs.batch_size * theirs.num_minibatches * theirs.unroll_length
         assert ours["num_steps"] * found.num_envs == rollout and ours["num_minibatches"] == theirs.num_minibatches
         assert (ours["num_epochs"], ours["gamma"]) == (theirs.num_updates_per_batch, theirs.discounting)
         assert (ours["learning_rate"], ours["ent_coef"]) == (theirs.learning_rate, theirs.entropy_cost)
         assert theirs.action_repeat == 1 and ours["normalize_obs"] == theirs.normalize_observations
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "size"),
+    [("Go1JoystickFlatTerrain", "privileged_state", 5), ("G1JoystickRoughTerrain", "privileged_state", 5),
+     ("SpotFlatTerrainJoystick", "state", 3)],
+)  # fmt: skip
+def test_presets_of_robots_with_sensors_show_the_actor_these_alone(name, entry, size):
+    found = PRESETS["ppo", f"playground/{name}"]
+    obs = Dict({"state": Box([-9.0] * 3, [9.0] * 3), "privileged_state": Box([-9.0] * 5, [9.0] * 5)})
+    agent = polyak.PPO(spec=EnvSpec(obs, Box([-1.0], [1.0])), **found.settings(found.env_steps))
+    agent.check(found.num_envs)
+    assert agent.num_steps * found.num_envs == 256 * 32 * 20
+    assert (agent.actor_obs, agent.critic_obs) == (("state",), (entry,))
+    kernels = jax.eval_shape(agent.init, jax.random.key(0)).copies.online.params
+    assert {x.shape[0] for x in jax.tree.leaves(kernels) if x.ndim == 2} & {3, 5, 8} == {3, size}
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "c51", "qrdqn", "iqn", "rainbow"])
@@ -123,6 +159,8 @@ def test_noise_of_a_presets_network_follows_state_dependent_exploration():
     for (algorithm, env_id), found in PRESETS.items():
         if algorithm not in ("a2c", "ppo", "sac", "td3", "tqc") or env_id.startswith("ALE/"):
             continue
+        if "actor_obs" in found.values:
+            continue  # two networks
         networks = {}
         for sample_freq in (None, 8):
             agent = agent_class(algorithm)(spec=spec, **found.settings(1_000, {"sde_sample_freq": sample_freq}))

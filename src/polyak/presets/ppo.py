@@ -1,5 +1,6 @@
 """Presets of PPO, by environment."""
 
+from polyak.presets.ppo_playground import PLAYGROUND
 from polyak.presets.preset import LinearOverTraining, Preset
 
 ZOO = "RL Baselines3 Zoo"
@@ -73,32 +74,6 @@ REACHER = {
     "clip_range": 0.3, "vf_coef": 0.95, "max_grad_norm": 0.9, **NORMALIZED,
 }
 
-# With an entropy bonus of 0.001 and a constant learning rate of 1e-3 the return falls from 964 to 440.
-CARTPOLE_BALANCE = {
-    "num_steps": 64, "num_epochs": 8, "num_minibatches": 16, "gamma": 0.995, "learning_rate": LinearOverTraining(1e-3),
-    **NORMALIZED,
-}
-
-# Brax' PPO as MuJoCo Playground sets it for the DM Control suite. Of an environment, a rollout there is batch_size *
-# num_minibatches * unroll_length / num_envs = 1024 * 32 * 30 / 2048 steps. Its rewards are multiplied by 10, and its actions
-# pass through tanh, which needs action_scaling="rescale" and squash=True here.
-DM_CONTROL = {
-    "num_steps": 480, "num_epochs": 16, "num_minibatches": 32, "gamma": 0.995, "learning_rate": 1e-3, "adam_eps": 1e-8,
-    "max_grad_norm": None, "ent_coef": 0.01, "clip_range": 0.3, "clip_obs": None, **NORMALIZED,
-    "network": {
-        "hidden": (32,) * 4, "activation": "silu", "value_hidden": (256,) * 5, "std": "state", "log_std": -0.365,
-        "orthogonal": False,
-    },
-}
-DM_CONTROL_ENVS = (
-    "AcrobotSwingup", "AcrobotSwingupSparse", "BallInCup", "CartpoleBalanceSparse", "CartpoleSwingup", "CartpoleSwingupSparse",
-    "CheetahRun", "FingerSpin", "FingerTurnEasy", "FingerTurnHard", "FishSwim", "HopperHop", "HopperStand", "HumanoidRun",
-    "HumanoidStand", "HumanoidWalk", "PendulumSwingup", "PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6",
-    "WalkerRun", "WalkerStand", "WalkerWalk",
-)
-LONG_DM_CONTROL = ("AcrobotSwingup", "AcrobotSwingupSparse", "SwimmerSwimmer6", "WalkerRun")
-SHORT_SIGHTED_DM_CONTROL = ("BallInCup", "FingerSpin")
-
 ATARI = {
     "num_steps": 128, "num_epochs": 4, "num_minibatches": 4, "learning_rate": LinearOverTraining(2.5e-4),
     "clip_range": LinearOverTraining(0.1), "ent_coef": 0.01, "values_when": "collect",
@@ -125,15 +100,6 @@ PRESETS: dict[str, Preset] = {
     "InvertedPendulum-v5": Preset(1_000_000, 8, INVERTED_PENDULUM, EIGHT_ENVS),
     "InvertedDoublePendulum-v5": Preset(1_000_000, 32, INVERTED_DOUBLE_PENDULUM, THIRTY_TWO_ENVS),
     "Reacher-v5": Preset(1_000_000, 1, REACHER, ZOO),
-    "playground/CartpoleBalance": Preset(1_000_000, 64, CARTPOLE_BALANCE, "polyak's preset"),
-    **{
-        f"playground/{name}": Preset(
-            100_000_000 if name in LONG_DM_CONTROL else 60_000_000,
-            2048,
-            {**DM_CONTROL, "gamma": 0.95} if name in SHORT_SIGHTED_DM_CONTROL else DM_CONTROL,
-            "MuJoCo Playground, without tanh; not scored",
-        )
-        for name in DM_CONTROL_ENVS
-    },
+    **PLAYGROUND,
     "ALE/...": Preset(10_000_000, 8, ATARI, ZOO),
 }
