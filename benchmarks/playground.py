@@ -12,12 +12,13 @@ first state. Brax 0.14.2 needs a function that JAX 0.10 no longer has, and gets 
 
 Each goes on training while it is measured, without evaluation. polyak counts valid transitions only. Compile time is the
 processor time until the second report, without that of its steps. Each library runs on one host device and on two; the ratios
-are to the faster Brax. Then, with `--learn`, both train that many env steps from fresh seeds, and their greedy policies play
-64 episodes.
+are to the faster Brax. Then, with `--learn`, both train that many env steps from fresh seeds on one device, in turns; ten times
+their greedy policies play 64 episodes. The seconds to a return of 900 count compiling, and no evaluation.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,10 +30,12 @@ from harness import Pace, arguments, few_threads, median, ratios, report, spread
 
 NUM_ENVS, UNROLL, BATCH, MINIBATCHES, EPOCHS = 64, 30, 32, 8, 16
 ROLLOUT = BATCH * MINIBATCHES * UNROLL
-EPISODES = 64
+EPISODES, EVALUATIONS = 64, 10
+SOLVED = 900.0
 LOG_STD = -0.365  # Brax' standard deviation begins at softplus(0) + 0.001.
 LAPS = 10_000
 TARGET = 1.3
+Curve = list[tuple[int, float, float]]
 ENVS = ("CartpoleBalance", "CheetahRun")
 CONTESTANTS = {
     "Brax, 1 device": ("brax", 1),
@@ -168,22 +171,58 @@ class FirstReport:
             self._pace.lap(env_steps)
 
 
-def brax_learning(name: str, env_steps: int, seed: int) -> float:
-    *_, metrics = brax_train(
-        name, num_timesteps=env_steps, num_evals=1, num_eval_envs=EPISODES, deterministic_eval=True, seed=seed
+def brax_learning(name: str, env_steps: int, seed: int) -> Curve:
+    curve: Curve = []
+
+    def record(env_steps: int, metrics: Any) -> None:
+        # The first evaluation is of the initial policy.
+        if env_steps:
+            curve.append((env_steps, float(metrics["training/walltime"]), float(metrics["eval/episode_reward"])))
+
+    brax_train(
+        name,
+        num_timesteps=env_steps,
+        num_evals=EVALUATIONS + 1,
+        num_eval_envs=EPISODES,
+        deterministic_eval=True,
+        seed=seed,
+        progress_fn=record,
     )
-    return float(metrics["eval/episode_reward"])
+    return curve
 
 
-def polyak_learning(name: str, env_steps: int, seed: int) -> float:
+def polyak_learning(name: str, env_steps: int, seed: int) -> Curve:
     import jax
 
     import polyak
 
     env = polyak_env(name)
     agent = polyak_agent(env.spec)
-    result = polyak.loops.compiled(agent, env, env_steps=env_steps, key=jax.random.key(seed))
-    return float(polyak.train.evaluate(agent.policy(result.state), env, episodes=EPISODES, key=jax.random.key(99)).mean_return)
+    curve: Curve = []
+    evaluating = 0.0
+
+    def record(progress: Any, metrics: Any, state: Any) -> None:
+        nonlocal evaluating
+        now = time.perf_counter()
+        evaluation = polyak.train.evaluate(agent.policy(state.agent), env, episodes=EPISODES, key=jax.random.key(99))
+        curve.append((progress.env_steps, now - start - evaluating, float(evaluation.mean_return)))
+        evaluating += time.perf_counter() - now
+
+    start = time.perf_counter()
+    polyak.loops.compiled(
+        agent,
+        env,
+        env_steps=env_steps,
+        key=jax.random.key(seed),
+        report_every=-(-env_steps // EVALUATIONS),
+        callbacks=[record],
+    )
+    return curve
+
+
+def seconds_to_solve(curve: Curve) -> float:
+    """Seconds of training until the first evaluation with a return of `SOLVED`; infinity if there is none."""
+    return next((seconds for _, seconds, value in curve if value >= SOLVED), math.inf)
 
 
 def main() -> None:
@@ -195,7 +234,7 @@ def main() -> None:
     # Compiling is measured.
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
     measured = {name: compare(name, rounds, rollouts, args.learn, args.seeds) for name in names}
-    header = ["environment", "contestant", "env steps/s", "times Brax", "target", "compile", "peak memory", "greedy return"]
+    header = ["environment", "contestant", "env steps/s", "times Brax", "target", "compile", "peak memory", "return", "to 900"]
     rows = [row for name in names for row in rows_of(name, measured[name])]
     report(table(header, rows), {"benchmark": "playground", "quick": args.quick, "by_env": measured}, args.json)
 
@@ -212,12 +251,12 @@ def compare(name: str, rounds: int, rollouts: int, learn: int, seeds: int) -> di
         for contestant, (worker, devices) in CONTESTANTS.items()
     }
     rates, about = take_turns(commands, rounds, one_by_one=True)
-    learning: dict[str, list[float]] = {"brax": [], "polyak": []}
+    learning: dict[str, list[Curve]] = {"brax": [], "polyak": []}
     for seed in range(seeds if learn else 0):
-        for library, returns in learning.items():
+        for library, curves in learning.items():
             line = command(f"{library}-learning", "--learn", learn, "--seed", seed)
             said = subprocess.run(line, stdout=subprocess.PIPE, check=True, text=True).stdout
-            returns.append(json.loads(said.splitlines()[-1]))
+            curves.append(json.loads(said.splitlines()[-1]))
     best = {library: fastest(rates, library) for library in learning}
     versus = {contestant: ratios(rates, contestant, best["brax"]) for contestant in rates}
     return {"rates": rates, "ratios": versus, "best": best, "learning": learning, "env_steps": learn, "about": about}
@@ -233,7 +272,7 @@ def rows_of(name: str, measured: dict[str, Any]) -> list[list[str]]:
     rows = []
     for contestant, (library, devices) in CONTESTANTS.items():
         about, ratio = measured["about"][contestant], measured["ratios"][contestant]
-        returns = measured["learning"][library] if devices == 1 else []
+        curves = measured["learning"][library] if devices == 1 else []
         rows.append([
             name,
             contestant,
@@ -242,7 +281,8 @@ def rows_of(name: str, measured: dict[str, Any]) -> list[list[str]]:
             verdict(median(ratio), TARGET) if contestant == measured["best"]["polyak"] else "",
             f"{about['compile_seconds']:.0f} s",
             f"{about['peak_mb']:.0f} MB",
-            f"{spread(returns, '{:.0f}'.format)} after {measured['env_steps']:,}" if returns else "",
+            f"{spread([curve[-1][2] for curve in curves], '{:.0f}'.format)} after {measured['env_steps']:,}" if curves else "",
+            spread([seconds_to_solve(curve) for curve in curves], "{:.0f} s".format) if curves else "",
         ])  # fmt: skip
     return rows
 
