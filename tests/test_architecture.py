@@ -27,6 +27,7 @@ EVERYTHING = ALGORITHM_PARTS | {
     "export",
     "importers",
     "presets",
+    "reports",
     "runs",
     "cli",
 }
@@ -50,6 +51,7 @@ MAY_IMPORT = {
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
     "runs": EVERYTHING - {"cli", "train"},
+    "reports": {"core", "storage", "load"},
     "train": EVERYTHING - {"cli"},
     "load": EVERYTHING - {"cli"},
     "cli": EVERYTHING | {"polyak"},

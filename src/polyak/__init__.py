@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from polyak.replay.prioritized import PrioritizedReplay as PrioritizedReplay
     from polyak.replay.sequences import SequenceReplay as SequenceReplay
     from polyak.replay.uniform import UniformReplay as UniformReplay
+    from polyak.reports.records import load_run as load_run
+    from polyak.reports.tables import load_runs as load_runs
     from polyak.train.resumption import resume as resume
 
 _PACKAGES = ("envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train")
@@ -100,6 +102,8 @@ _MODULES = {
     "replay.prioritized": ("PrioritizedReplay",),
     "replay.sequences": ("SequenceReplay",),
     "replay.uniform": ("UniformReplay",),
+    "reports.records": ("load_run",),
+    "reports.tables": ("load_runs",),
     "train.resumption": ("resume",),
 }
 

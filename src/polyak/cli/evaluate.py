@@ -21,6 +21,7 @@ from polyak.cli.user_traceback import print_user_traceback
 from polyak.core.checks import check_integer
 from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
+from polyak.core.text_table import NOTHING, align_table
 from polyak.core.types import Env, HostEnv, Policy, PyTree
 from polyak.loops.evaluate import Evaluation, UnendedEpisodes
 from polyak.loops.loop import check_spec
@@ -31,7 +32,7 @@ from polyak.storage.run_directory import RunError, runs_in
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
 from polyak.train.statistics import seed_statistics
-from polyak.train.summary import NOTHING, align_table, format_return
+from polyak.train.summary import format_return
 
 PolicyFlag: TypeAlias = Annotated[
     str | None, tyro.conf.arg(metavar="MODULE:NAME", help_behavior_hint="(default: only the run's policy)")

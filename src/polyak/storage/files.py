@@ -116,11 +116,12 @@ def _finite_float(text: str) -> float:
     return value
 
 
-def _no_constant(name: str) -> Any:
+def reject_constant(name: str) -> Any:
+    """Raise a ValueError for NaN and Infinity in JSON."""
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite_float, parse_constant=reject_constant)
 
 
 @contextmanager

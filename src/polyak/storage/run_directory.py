@@ -8,7 +8,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +28,7 @@ from polyak.storage.run_files import (
     drop_incomplete_line,
     drop_rows_after,
     make_directory,
+    read_events,
     read_object,
     read_rows,
     write_object,
@@ -208,6 +209,14 @@ class Run:
         self.require_writer()
         drop_rows_after(self.metrics, env_steps)
 
+    def read_worker_events(self) -> list[dict[str, Any]]:
+        """Read the events of the workers; [] for a run without workers.
+
+        Raises:
+            RunError: a line is damaged.
+        """
+        return read_events(self.directory / WORKERS)
+
     def append_worker_event(self, row: Mapping[str, Any]) -> None:
         """Append an event of a worker, with its time in seconds since 1970."""
         self.require_writer()
@@ -259,19 +268,36 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """Return the run directories up to two levels below a directory, sorted by name and number; [] for a run.
+    """Return the run directories up to four levels below a directory, sorted by name and number; [] for a run.
 
-    Runs of several seeds share a subdirectory, which may be next to other runs.
+    Links are not followed, and directories that begin with a dot are skipped.
     """
-    # `glob` raises for names that are too long.
+    # `os.path` does not raise for names that are too long.
     if os.path.lexists(directory / CONFIG) or not os.path.isdir(directory):
         return []
-    found = [config.parent for config in directory.glob(f"*/{CONFIG}")]
-    # Other programs have a config.json too.
-    deeper = [system.parent for system in directory.glob(f"*/*/{SYSTEM}") if os.path.lexists(system.parent / CONFIG)]
-    found += [run for run in deeper if run.parent not in found]
+    found = [Path(run) for run in _search_runs(str(directory), depth=1)]
     parts = {run: re.split(r"(\d+)", str(run.relative_to(directory))) for run in found}
     return sorted(found, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
+
+
+_MAX_DEPTH = 4
+
+
+def _search_runs(directory: str, depth: int) -> Iterator[str]:
+    """Yield the runs below a directory, and directories without permission, as they may hold runs. A run holds no runs."""
+    try:
+        inside = [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+    except PermissionError:
+        yield directory
+        return
+    except OSError:  # it was removed meanwhile
+        return
+    for path in inside:
+        # Other programs have a config.json too: a damaged run is found on the first level only.
+        if os.path.lexists(f"{path}/{CONFIG}") and (depth == 1 or os.path.lexists(f"{path}/{SYSTEM}")):
+            yield path
+        elif depth < _MAX_DEPTH and not os.path.basename(path).startswith("."):
+            yield from _search_runs(path, depth + 1)
 
 
 def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:

@@ -61,7 +61,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         RunError: a line is damaged.
     """
-    return [_parse_row(line, f"{path}, line {n}") for n, line in enumerate(_complete_lines(path).split(b"\n")[:-1], start=1)]
+    return [read_row(line, f"{path}, line {n}") for n, line in enumerate(read_complete_lines(path).split(b"\n")[:-1], start=1)]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a file of events; an incomplete last line is skipped.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    return [_parse(line, f"{path}, line {n}") for n, line in enumerate(read_complete_lines(path).split(b"\n")[:-1], start=1)]
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -79,11 +88,11 @@ def drop_rows_after(path: Path, env_steps: int) -> None:
     Raises:
         RunError: the file cannot be read or written.
     """
-    data = _complete_lines(path)
+    data = read_complete_lines(path)
     rows, readable = [], []
     for number, line in _lines_with(b'"env_steps"', data):
         with contextlib.suppress(RunError):
-            if _parse_row(line, "")["env_steps"] <= env_steps:
+            if read_row(line, "")["env_steps"] <= env_steps:
                 rows.append(line + b"\n")
             readable.append(number)
     if damaged := data.count(b"\n") - len(readable):
@@ -99,8 +108,12 @@ def drop_incomplete_line(path: Path) -> None:
         os.truncate(path, _read(path, MAX_METRICS_BYTES).rfind(b"\n") + 1)
 
 
-def _complete_lines(path: Path) -> bytes:
-    """Return the file's complete lines, of which each ends with a newline; none if there is no file."""
+def read_complete_lines(path: Path) -> bytes:
+    """Return the file's complete lines, of which each ends with a newline; none if there is no file.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
     data = _read(path, MAX_METRICS_BYTES) if os.path.lexists(path) else b""
     return data[: data.rfind(b"\n") + 1]
 
@@ -142,7 +155,12 @@ def _parse(data: bytes, what: str) -> dict[str, Any]:
     return value
 
 
-def _parse_row(line: bytes, what: str) -> dict[str, Any]:
+def read_row(line: bytes, what: str) -> dict[str, Any]:
+    """Read a row of a metrics file, with its `env_steps`.
+
+    Raises:
+        RunError: the line is damaged; the message begins with `what`.
+    """
     row = _parse(line, what)
     if type(row.get("env_steps")) is not int:
         raise RunError(f"{what}: env_steps={json.dumps(row.get('env_steps'))[:40]} must be an integer")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyak.core.printing import format_number
+from polyak.core.text_table import NOTHING, align_table
 from polyak.core.types import Progress
 from polyak.loops.evaluate import Evaluation
 from polyak.runs import RunConfig
@@ -17,9 +18,6 @@ RETURN_FIELDS = ("eval_mean_return", "eval_std_return", "eval_mean_length")
 
 MAX_REASON = 60
 """Maximum number of characters of a stop reason in a row of the table."""
-
-NOTHING = "—"
-"""Text of a missing value in a table."""
 
 
 def summary_line(title: str, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None) -> str:
@@ -59,13 +57,6 @@ def seed_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     means = [one["eval_mean_return"] for one in summaries if one["eval_mean_return"] is not None]
     together = [str(seed_statistics(means))] if len(means) > 1 else []
     return "\n".join([*lines, *together])
-
-
-def align_table(rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
-    """Format rows as lines: the first `texts` columns are aligned to the left, the other columns to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    pads = [str.ljust] * texts + [str.rjust] * (len(widths) - texts)
-    return ["  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)) for row in rows]
 
 
 def write_summary(

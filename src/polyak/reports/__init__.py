@@ -1,0 +1,1 @@
+"""Reports: runs read back as data, their statistics, curves and pictures."""
