@@ -106,7 +106,9 @@ class RunRecord:
         Raises:
             RunError: a line is damaged, or the run was removed meanwhile.
         """
-        columns = read_columns(self._run.metrics, tags=tags, max_rows=max_rows)
+        has_evaluations = tags is None or any(tag.startswith(EVALUATION) for tag in tags)
+        every = self._eval_every if has_evaluations else None
+        columns = read_columns(self._run.metrics, tags=tags, max_rows=max_rows, every=every)
         self._check_exists()
         return columns
 
@@ -180,6 +182,11 @@ class RunRecord:
     def __repr__(self) -> str:
         env_steps = "no" if self.summary is None or self.summary.get("env_steps") is None else f"{self.summary['env_steps']:,}"
         return f"RunRecord({self.name!r}, {self.algorithm} {self.env}, seed {self.seed}, {self.status}, {env_steps} env_steps)"
+
+    @property
+    def _eval_every(self) -> int | None:
+        every = self.config.get("eval_every")
+        return every if type(every) is int and every > 0 else None
 
     @property
     def _run(self) -> Run:

@@ -1,6 +1,7 @@
 """Reads a metrics file as columns: one array for each tag, of all rows or of evenly spaced ones."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,31 +19,39 @@ ENV_STEPS = "env_steps"
 MAX_TAGS = 10_000
 """Maximum number of tags of a metrics file."""
 
-_TAIL = 16 * 2**10
-
 Columns = dict[str, npt.NDArray[np.float64]]
 """An array for each tag, all of one length; NaN where a row has no value of a tag."""
+
+Lines = dict[int, bytes]
+"""Lines by the number of the byte at which they begin."""
+
+_BLOCK = 64 * 2**10
 
 # Unlike that of `parse_json` it calls no Python function for each object and number, and so is twice as fast.
 _DECODER = json.JSONDecoder(parse_constant=reject_constant)
 
 
-def read_columns(path: Path, *, tags: Sequence[str] | None = None, max_rows: int | None = None) -> Columns:
+def read_columns(
+    path: Path, *, tags: Sequence[str] | None = None, max_rows: int | None = None, every: int | None = None
+) -> Columns:
     """Read the rows of a metrics file as columns, of which `env_steps` is the first; an incomplete last line is skipped.
 
     Args:
+        path: the file; a missing one has no rows.
         tags: the columns to return beside `env_steps`, as far as the file has them; None returns all.
-        max_rows: read about so many rows, evenly spaced, the first and the last among them, and as many rows with an
-            evaluation; None reads all rows.
+        max_rows: read about so many rows, evenly spaced in the file, the first and the last among them, or up to twice as many
+            if these are all; None reads all rows.
+        every: with `max_rows`: read the first row after each multiple of this number of env_steps too, which has an
+            evaluation; of more than `max_rows` multiples, evenly spaced ones.
 
     Raises:
-        RunError: a line is damaged.
+        RunError: a line is damaged, or the file cannot be read.
     """
-    lines = read_complete_lines(path).split(b"\n")[:-1]
-    numbers: Sequence[int] = range(len(lines))
-    if max_rows is not None and len(lines) > max_rows:
-        numbers = _select_rows(lines, max_rows)
-    return _to_columns(_parse_lines([lines[n] for n in numbers], numbers, path), tags, path)
+    lines = None if max_rows is None else _sample_lines(path, max_rows, every)
+    if lines is None:
+        all_lines = read_complete_lines(path).split(b"\n")[:-1]
+        return _to_columns(_parse_lines(all_lines, [f"line {n}" for n in range(1, len(all_lines) + 1)], path), tags, path)
+    return _to_columns(_parse_lines(list(lines.values()), [f"line at byte {n}" for n in lines], path), tags, path)
 
 
 def read_last_row(path: Path) -> dict[str, Any] | None:
@@ -53,41 +62,130 @@ def read_last_row(path: Path) -> dict[str, Any] | None:
     """
     try:
         with open_regular(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            length = min(size, _TAIL)
-            while True:
-                file.seek(size - length)
-                data = file.read(length)
-                data = data[: data.rfind(b"\n") + 1]
-                start = data.rfind(b"\n", 0, -1) + 1
-                if start or length == size:
-                    break
-                length = min(2 * length, size)
+            last = _read_last_line(file.fileno())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise RunError(str(error)) from error
-    return read_row(data[start:-1], f"{path}, last line") if data else None
+    return read_row(last[1], f"{path}, last line") if last else None
 
 
-def _select_rows(lines: Sequence[bytes], count: int) -> list[int]:
-    """Return the numbers of evenly spaced lines, and of evenly spaced lines among those with an evaluation."""
-    evaluated = [n for n, line in enumerate(lines) if b'"eval/' in line]
-    spaced = np.linspace(0, len(lines) - 1, count).round().astype(int).tolist()
-    if len(evaluated) > count:
-        evaluated = [evaluated[n] for n in np.linspace(0, len(evaluated) - 1, count).round().astype(int)]
-    return sorted({*spaced, *evaluated})
+def _read_last_line(descriptor: int) -> tuple[int, bytes] | None:
+    """Return the last complete line, and the byte at which it begins."""
+    size = length = os.fstat(descriptor).st_size
+    length = min(size, _BLOCK)
+    while True:
+        data = os.pread(descriptor, length, size - length)
+        end = data.rfind(b"\n")
+        start = data.rfind(b"\n", 0, max(end, 0)) + 1
+        if start or length == size:
+            return (size - length + start, data[start:end]) if end > 0 else None
+        length = min(2 * length, size)
 
 
-def _parse_lines(lines: Sequence[bytes], numbers: Sequence[int], path: Path) -> list[dict[str, Any]]:
-    """Parse the lines at once, which is faster; line by line if that fails, for the number of the damaged line."""
+def _sample_lines(path: Path, count: int, every: int | None) -> Lines | None:
+    """Read evenly spaced lines of a file, and those after each multiple of `every` env_steps; None for a short file.
+
+    Seeking to them takes a hundredth of the time of reading and parsing all lines.
+    """
+    try:
+        with open_regular(path) as file:
+            descriptor = file.fileno()
+            block = os.pread(descriptor, _BLOCK, 0)
+            last = _read_last_line(descriptor)
+            width = len(block) // max(block.count(b"\n"), 1)
+            if last is None or last[0] <= 2 * count * width:
+                return None
+            starts = np.linspace(0, last[0], max(count, 2)).astype(int).tolist()[:-1]
+            lines = dict(filter(None, (_read_line_after(descriptor, start, width) for start in starts)))
+            lines[last[0]] = last[1]
+            if every is not None:
+                lines |= _read_lines_of_steps(descriptor, dict(sorted(lines.items())), every, count, width)
+            return dict(sorted(lines.items()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: {error}") from error
+
+
+def _read_line_after(descriptor: int, start: int, width: int) -> tuple[int, bytes] | None:
+    """Return the first complete line that begins at this byte or later, and the byte at which it begins."""
+    length = 3 * width
+    while True:
+        # The line before ends at `start - 1` if a line begins at `start`.
+        data = os.pread(descriptor, length, max(start - 1, 0))
+        begin = data.find(b"\n") + 1 if start else 0
+        end = data.find(b"\n", begin)
+        if end >= 0 and (begin or not start):
+            return max(start - 1, 0) + begin, data[begin:end]
+        if len(data) < length:
+            return None
+        length *= 2
+
+
+def _read_lines_of_steps(descriptor: int, known: Lines, every: int, count: int, width: int) -> Lines:
+    """Read the first row after each multiple of `every` env_steps: it is looked for where it should be by interpolation.
+
+    Args:
+        known: lines in order, among them the first and the last; each multiple is between two of them.
+    """
+    starts = np.array(list(known))
+    steps = np.array([_steps_of(line) for line in known.values()], np.float64)
+    multiples = np.arange(1, steps[-1] // every + 1)
+    if len(multiples) > count:
+        multiples = multiples[np.linspace(0, len(multiples) - 1, count).astype(int)]
+    found: Lines = {}
+    for wanted in multiples * every:
+        after = int(np.searchsorted(steps, wanted))
+        if after == 0 or after == len(steps):
+            continue
+        first, end = int(starts[after - 1]), int(starts[after])
+        part = (wanted - steps[after - 1]) / max(steps[after] - steps[after - 1], 1)
+        guess = int(first + part * (end - first))
+        line = _find_row(descriptor, max(first, guess - 3 * width), min(end, guess + 2 * width), wanted)
+        line = line or _find_row(descriptor, first, end, wanted)
+        if line is not None:
+            found[line[0]] = line[1]
+    return found
+
+
+def _find_row(descriptor: int, start: int, end: int, wanted: float) -> tuple[int, bytes] | None:
+    """Return the first row between two bytes with at least so many env_steps after a row with fewer; None if there is none."""
+    before = max(start - 1, 0)
+    data = os.pread(descriptor, end - before, before)
+    # Without the part of a line at the start.
+    begin = data.find(b"\n") + 1 if start else 0
+    has_fewer = False
+    while (stop := data.find(b"\n", begin)) >= 0:
+        line = data[begin:stop]
+        if _steps_of(line) >= wanted:
+            return (before + begin, line) if has_fewer else None
+        has_fewer = True
+        begin = stop + 1
+    return None
+
+
+_STEPS = b'"env_steps":'
+
+
+def _steps_of(line: bytes) -> float:
+    """Return the env_steps of a row without parsing all of it; NaN for a damaged row."""
+    begin = line.find(_STEPS) + len(_STEPS)
+    try:
+        return int(line[begin : line.find(b",", begin)]) if begin >= len(_STEPS) else math.nan
+    except ValueError:
+        return math.nan
+
+
+def _parse_lines(lines: Sequence[bytes], names: Sequence[str], path: Path) -> list[dict[str, Any]]:
+    """Parse the lines at once, which is faster; line by line if that fails, for the name of the damaged line."""
     try:
         rows: list[Any] = _DECODER.decode(f"[{b','.join(lines).decode()}]")
         if len(rows) == len(lines) and all(type(row) is dict and type(row.get(ENV_STEPS)) is int for row in rows):
             return rows
     except (ValueError, RecursionError):
         pass
-    return [read_row(line, f"{path}, line {number + 1}") for line, number in zip(lines, numbers, strict=True)]
+    return [read_row(line, f"{path}, {name}") for line, name in zip(lines, names, strict=True)]
 
 
 def _to_columns(rows: Sequence[dict[str, Any]], tags: Sequence[str] | None, path: Path) -> Columns:

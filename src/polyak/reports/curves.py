@@ -1,0 +1,250 @@
+"""Curves of a tag: of single runs, and of groups of runs as interquartile mean with its interval on a common grid."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.suggestions import unknown_name
+from polyak.reports.flat_settings import find_differences
+from polyak.reports.records import RunRecord, check_tag
+from polyak.reports.statistics import iqm_intervals
+from polyak.storage.columns import ENV_STEPS, Columns
+from polyak.storage.run_directory import RunError
+
+Floats = npt.NDArray[np.float64]
+
+XAxis = Literal["env_steps", "time"]
+"""Axis of a curve: environment steps, or seconds of training."""
+
+TIME = "time/time_elapsed"
+
+POINTS = 200
+"""Number of points of the grid of a group."""
+
+MIN_ROWS, MAX_ROWS_OF_ALL = 100, 100_000
+"""Minimum number of rows that are read of a run, and number of rows that are read of all runs together."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs whose settings are equal apart from the seed, or that have equal values of the settings of `group_by`.
+
+    Attributes:
+        label: algorithm and settings in which the groups differ.
+        env: the environment.
+        settings: those settings.
+        records: the runs.
+    """
+
+    label: str
+    env: str
+    settings: Mapping[str, object]
+    records: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve of a group.
+
+    Attributes:
+        group: the group.
+        x: env_steps or seconds, ascending.
+        y: interquartile mean over the runs; the values themselves if there is one run.
+        low: lower end of the 95 % interval of `y`; None if there is one run.
+        high: upper end.
+        runs: number of runs at each point.
+    """
+
+    group: Group
+    x: Floats
+    y: Floats
+    low: Floats | None
+    high: Floats | None
+    runs: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The metrics of runs, read once for several curves.
+
+    Attributes:
+        columns: evenly spaced rows of each run, by name.
+        unreadable: why the metrics of the other runs cannot be read, by name.
+    """
+
+    columns: Mapping[str, Columns]
+    unreadable: Mapping[str, str]
+
+    @property
+    def tags(self) -> list[str]:
+        """All tags, in the order of the first run that has them."""
+        return list({tag: None for columns in self.columns.values() for tag in columns if tag != ENV_STEPS})
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The curves of one tag, one for each group with values of it.
+
+    Attributes:
+        tag: the tag.
+        x: the axis.
+        curves: the curves.
+        missing: names of the runs without a value of the tag.
+    """
+
+    tag: str
+    x: XAxis
+    curves: Sequence[Curve]
+    missing: Sequence[str] = field(default=())
+
+
+def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) -> list[Group]:
+    """Group runs by environment and settings, in the order of the runs.
+
+    Args:
+        records: the runs.
+        by: names of settings; None groups by the algorithm and all settings in which runs of one algorithm and environment
+            differ, so that only seeds are one group.
+
+    Raises:
+        ValueError: no run has such a setting; the message suggests the nearest.
+    """
+    known = {name: None for record in records for name in record.settings}
+    for name in by or ():
+        if name not in known:
+            raise ValueError(f"group_by: {unknown_name(name, known, 'setting')}")
+    tasks: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in records:
+        tasks.setdefault((record.env, record.algorithm), []).append(record)
+    names = {task: find_differences(record.settings for record in inside) for task, inside in tasks.items()}
+    has_algorithms = len({record.algorithm for record in records}) > 1
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    settings: dict[tuple[str, str], dict[str, object]] = {}
+    for record in records:
+        chosen = names[record.env, record.algorithm] if by is None else by
+        values = {name: record.settings.get(name) for name in chosen}
+        label = ", ".join(f"{name}={_text(value)}" for name, value in values.items() if name != "algorithm")
+        if (by is None and (has_algorithms or not label)) or (by is not None and "algorithm" in by):
+            label = ", ".join(filter(None, (record.algorithm, label)))
+        groups.setdefault((record.env, label), []).append(record)
+        settings[record.env, label] = values
+    return [Group(label, env, settings[env, label], tuple(inside)) for (env, label), inside in groups.items()]
+
+
+def read_samples(records: Sequence[RunRecord], tags: Sequence[str] | None = None, *, max_rows: int | None = None) -> Samples:
+    """Read the metrics of runs, of which about `max_rows` rows each; a run that cannot be read hides no other.
+
+    Args:
+        records: the runs.
+        tags: tags to read; None reads all.
+        max_rows: number of evenly spaced rows of a run; None is all rows of few runs, and fewer of each of many.
+    """
+    rows = max(MIN_ROWS, MAX_ROWS_OF_ALL // max(len(records), 1)) if max_rows is None else max_rows
+    wanted = None if tags is None else [*tags, TIME]
+    columns, unreadable = {}, {}
+    for record in records:
+        try:
+            columns[record.name] = record.read_metrics(wanted, max_rows=rows)
+        except RunError as error:
+            unreadable[record.name] = str(error)
+    return Samples(columns, unreadable)
+
+
+def make_curves(groups: Sequence[Group], samples: Samples, tag: str, *, x: XAxis = "env_steps", points: int = POINTS) -> Curves:
+    """Compute the curves of a tag, one for each group.
+
+    Seeds report at slightly different env_steps, so they are interpolated to a common grid, which goes from where half of the
+    runs have a value to where half of them still have one. A run that diverged keeps its last value until then: leaving it
+    out would raise the curve.
+
+    Args:
+        groups: the groups.
+        samples: the metrics of their runs.
+        tag: the tag.
+        x: `"env_steps"`, or `"time"` for seconds of training.
+        points: number of points of the grid; a curve of one run has at most ten times as many, among them its extremes.
+
+    Raises:
+        ValueError: no run has the tag; the message suggests the nearest.
+    """
+    check_tag("curves", tag, samples.tags)
+    curves, missing = [], []
+    for group in groups:
+        lines: dict[str, tuple[Floats, Floats]] = {}
+        for record in group.records:
+            if record.name in samples.columns:
+                lines[record.name] = _line(samples.columns[record.name], tag, x)
+        empty = [name for name, line in lines.items() if not len(line[0])]
+        missing += empty
+        inside = [record for record in group.records if record.name in lines and record.name not in empty]
+        if len(inside) == 1:
+            a, b = thin(*lines[inside[0].name], 10 * points)
+            curves.append(Curve(group, a, b, None, None, np.ones(len(a), np.int64)))
+        elif inside:
+            diverged = [record.status == "diverged" for record in inside]
+            curves.append(_aggregate(group, [lines[record.name] for record in inside], diverged, points))
+    return Curves(tag, x, curves, missing)
+
+
+def elapsed_seconds(columns: Columns) -> Floats:
+    """Return the seconds of training at each row; a resumed run counts them anew in `time/time_elapsed`."""
+    seconds = columns.get(TIME, np.full(len(columns[ENV_STEPS]), np.nan))
+    before = np.concatenate([[0.0], np.where(np.diff(seconds) < 0, seconds[:-1], 0.0)]) if len(seconds) else seconds
+    return np.asarray(seconds + np.cumsum(before), np.float64)
+
+
+def thin(x: Floats, y: Floats, points: int) -> tuple[Floats, Floats]:
+    """Return at most about `points` points of a curve: the ends, and the lowest and highest point of each of many parts."""
+    if len(x) <= points:
+        return x, y
+    edges = np.linspace(0, len(x), max(points // 2, 1) + 1).round().astype(int)
+    parts = [(start, y[start:end]) for start, end in itertools.pairwise(edges)]
+    extremes = {start + int(choose(part)) for start, part in parts for choose in (np.argmin, np.argmax)}
+    rows = sorted({0, len(x) - 1} | extremes)
+    return x[rows], y[rows]
+
+
+def _line(columns: Columns, tag: str, x: XAxis) -> tuple[Floats, Floats]:
+    """Return the axis and the values of a tag, without rows that lack it."""
+    y = columns.get(tag, np.full(len(columns[ENV_STEPS]), np.nan))
+    axis = columns[ENV_STEPS] if x == "env_steps" else elapsed_seconds(columns)
+    has_value = np.isfinite(axis) & np.isfinite(y)
+    return axis[has_value], y[has_value]
+
+
+def _aggregate(group: Group, lines: Sequence[tuple[Floats, Floats]], diverged: Sequence[bool], points: int) -> Curve:
+    firsts, lasts = sorted(x[0] for x, _ in lines), sorted((x[-1] for x, _ in lines), reverse=True)
+    half = math.ceil(len(lines) / 2) - 1
+    grid = _make_grid([x for x, _ in lines], firsts[half], lasts[half], points)
+    values = np.array(
+        [
+            np.interp(grid, x, y, left=np.nan, right=y[-1] if has_diverged else np.nan)
+            for (x, y), has_diverged in zip(lines, diverged, strict=True)
+        ]
+    )
+    low, y, high = np.full((3, len(grid)), np.nan)
+    has_value = ~np.isnan(values)
+    # Runs begin and end at few different points, between which the same runs have values.
+    for pattern in np.unique(has_value, axis=1).T:
+        columns = np.all(has_value == pattern[:, None], axis=0)
+        if pattern.any():
+            y[columns], low[columns], high[columns] = iqm_intervals(values[pattern][:, columns])
+    runs = has_value.sum(axis=0)
+    some = runs > 0
+    return Curve(group, grid[some], y[some], low[some], high[some], runs[some])
+
+
+def _make_grid(axes: Sequence[Floats], first: float, last: float, points: int) -> Floats:
+    """Return the points of the runs if they have the same few, else evenly spaced ones."""
+    if len(axes[0]) <= points and all(np.array_equal(axis, axes[0]) for axis in axes):
+        return axes[0]
+    return np.linspace(first, last, min(points, max(map(len, axes)))) if last > first else np.array([max(first, last)])
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
