@@ -801,8 +801,8 @@ MUTATIONS = (
     ),
     Mutation(
         "train/statistics.py",
-        "low, high = np.quantile(_iqm(resamples), (0.025, 0.975))",
-        "low, high = np.quantile(_iqm(resamples), (0.25, 0.75))",
+        "low, high = np.quantile(iqm(resamples[..., None]), (0.025, 0.975))",
+        "low, high = np.quantile(iqm(resamples[..., None]), (0.25, 0.75))",
         ("train/test_statistics.py::test_the_interval_holds_the_iqm_of_the_population_about_as_often_as_it_says",),
     ),
     Mutation(

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from polyak.replay.prioritized import PrioritizedReplay as PrioritizedReplay
     from polyak.replay.sequences import SequenceReplay as SequenceReplay
     from polyak.replay.uniform import UniformReplay as UniformReplay
+    from polyak.reports.plots import plot as plot
     from polyak.reports.records import load_run as load_run
     from polyak.reports.tables import load_runs as load_runs
     from polyak.train.resumption import resume as resume
@@ -102,6 +103,7 @@ _MODULES = {
     "replay.prioritized": ("PrioritizedReplay",),
     "replay.sequences": ("SequenceReplay",),
     "replay.uniform": ("UniformReplay",),
+    "reports.plots": ("plot",),
     "reports.records": ("load_run",),
     "reports.tables": ("load_runs",),
     "train.resumption": ("resume",),

@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | export | list."""
+"""The command line: polyak train | resume | evaluate | export | plot | list."""
 
 import codecs
 import errno
@@ -23,6 +23,7 @@ commands:
   resume RUN [flags]       continue a run from its last checkpoint
   evaluate RUN [flags]     evaluate the greedy policy of a run
   export RUN --format F    export the greedy policy to one file: stablehlo, onnx or numpy
+  plot RUN... -o FILE      draw curves of runs as svg, pdf or png
   list                     list algorithms, presets and environments
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
@@ -162,6 +163,10 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
             from polyak.cli.export import export
 
             return export
+        case "plot":
+            from polyak.cli.plot import plot
+
+            return plot
         case "list":
             from polyak.cli.list import list_names
 
@@ -172,6 +177,6 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    message = unknown_name(name, ("train", "resume", "evaluate", "export", "list"), "command")
+    message = unknown_name(name, ("train", "resume", "evaluate", "export", "plot", "list"), "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2

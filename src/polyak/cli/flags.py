@@ -72,6 +72,21 @@ def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, desc
     return Path(directory), parse(kind, flags, prog=f"polyak {command} {directory}", description=description)
 
 
+def parse_for_runs(kind: type[T], arguments: Sequence[str], *, command: str, description: str) -> tuple[list[Path], T]:
+    """Parse `polyak COMMAND RUN... [flags]` into the directories and the flags; `--help` needs no directory.
+
+    Raises:
+        UsageError: there is no directory; see `parse` for others.
+    """
+    directories = list(takewhile(lambda word: not word.startswith("-"), arguments))
+    if not directories and not {"-h", "--help"} & set(arguments):
+        raise UsageError(
+            f"a run directory is missing: polyak {command} RUN... [flags]; `polyak {command} --help` shows the flags"
+        )
+    flags = arguments[len(directories) :]
+    return [Path(name) for name in directories], parse(kind, flags, prog=f"polyak {command} RUN...", description=description)
+
+
 def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Return the flags for which the dataclass `kind` has no field."""
     own = {_normalize(f"--{name}") for name in field_names(kind)}

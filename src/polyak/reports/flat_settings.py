@@ -14,8 +14,12 @@ _NOT_SETTINGS = ("format", "agent")
 _MAX_VALUES = 64
 """Maximum size of an array whose values are listed; a larger one is described with the start of its SHA-256."""
 
-UNEQUAL_IN_SEEDS = ("seed", "threads", "devices")
-"""Settings that may differ between seeds of one training."""
+WITHOUT_EFFECT = (
+    *("seed", "env_steps", "threads", "devices", "report_every", "checkpoint_every", "checkpoint_replay", "replay_on"),
+    *("eval_every", "eval_episodes", "final_eval_episodes", "eval_max_steps"),
+    *("worker_timeout", "worker_start_timeout", "worker_restarts"),
+)
+"""Settings that change nothing in how an agent learns: runs that differ in these alone are seeds of one training."""
 
 
 def flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else text_of(value)
 
 
-def find_differences(settings: Iterable[Mapping[str, Any]], *, without: Iterable[str] = UNEQUAL_IN_SEEDS) -> list[str]:
+def find_differences(settings: Iterable[Mapping[str, Any]], *, without: Iterable[str] = WITHOUT_EFFECT) -> list[str]:
     """Return the names of settings that differ between runs, in the order of the first run that has them.
 
     Args:

@@ -1,5 +1,6 @@
 """A run directory as data: settings, metrics, evaluations and checkpoints, read without changing anything."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class RunRecord:
         system: content of `system.json`: versions, machine and command line.
         summary: content of `summary.json`; None if the run has none yet.
         status: see `polyak.reports.records.Status`.
+        memory: the metrics of a training without a run directory, which are not read from a file.
     """
 
     directory: Path
@@ -58,6 +60,7 @@ class RunRecord:
     system: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     status: Status
+    memory: Columns | None = None
 
     @property
     def algorithm(self) -> str:
@@ -106,6 +109,8 @@ class RunRecord:
         Raises:
             RunError: a line is damaged, or the run was removed meanwhile.
         """
+        if self.memory is not None:
+            return {tag: column for tag, column in self.memory.items() if tags is None or tag in (ENV_STEPS, *tags)}
         has_evaluations = tags is None or any(tag.startswith(EVALUATION) for tag in tags)
         every = self._eval_every if has_evaluations else None
         columns = read_columns(self._run.metrics, tags=tags, max_rows=max_rows, every=every)
@@ -179,6 +184,10 @@ class RunRecord:
         """
         return require_pandas().DataFrame(self.metrics)
 
+    def rename(self, name: str) -> "RunRecord":
+        """Return the record with another name."""
+        return dataclasses.replace(self, name=name)
+
     def __repr__(self) -> str:
         env_steps = "no" if self.summary is None or self.summary.get("env_steps") is None else f"{self.summary['env_steps']:,}"
         return f"RunRecord({self.name!r}, {self.algorithm} {self.env}, seed {self.seed}, {self.status}, {env_steps} env_steps)"
@@ -232,6 +241,16 @@ def read_record(path: Path, name: str | None) -> RunRecord:
     )
     status = _read_status(run, config, summary)
     return RunRecord(run.directory, run.directory.name if name is None else name, config, system or {}, summary, status)
+
+
+def record_training(config: Mapping[str, Any], metrics: Columns) -> RunRecord:
+    """Return the record of a training without a run directory.
+
+    Args:
+        config: JSON data as in `config.json`.
+        metrics: its metrics.
+    """
+    return RunRecord(Path(), "this training", config, {}, None, "done", metrics)
 
 
 def _read_status(run: Run, config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> Status:

@@ -66,7 +66,7 @@ class Runs(Sequence[RunRecord]):
 
     @property
     def differences(self) -> list[str]:
-        """The names of the settings in which the runs differ, apart from seed, threads and devices."""
+        """The names of the settings in which the runs differ, apart from the seed and others that change no learning."""
         return find_differences(record.settings for record in self.records)
 
     def columns(self, *tags: str, max_rows: int | None = None) -> Table:
@@ -131,9 +131,8 @@ def load_runs(*paths: str | os.PathLike[str]) -> Runs:
     """
     if not paths:
         raise TypeError("load_runs: needs a directory of runs; pass load_runs('runs')")
-    given = [Path(os.path.abspath(path)) for path in paths]
-    found = {run: None for path in given for run in find_runs(path)}
-    root = _find_root(given, list(found))
+    found = {Path(os.path.abspath(run)): None for path in paths for run in find_runs(Path(path))}
+    root = _find_root([Path(os.path.abspath(path)) for path in paths], list(found))
     records, unreadable = [], {}
     for run in found:
         name = str(run.relative_to(root))

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -50,8 +50,8 @@ def read_columns(
     lines = None if max_rows is None else _sample_lines(path, max_rows, every)
     if lines is None:
         all_lines = read_complete_lines(path).split(b"\n")[:-1]
-        return _to_columns(_parse_lines(all_lines, [f"line {n}" for n in range(1, len(all_lines) + 1)], path), tags, path)
-    return _to_columns(_parse_lines(list(lines.values()), [f"line at byte {n}" for n in lines], path), tags, path)
+        return to_columns(_parse_lines(all_lines, [f"line {n}" for n in range(1, len(all_lines) + 1)], path), tags, path)
+    return to_columns(_parse_lines(list(lines.values()), [f"line at byte {n}" for n in lines], path), tags, path)
 
 
 def read_last_row(path: Path) -> dict[str, Any] | None:
@@ -188,7 +188,17 @@ def _parse_lines(lines: Sequence[bytes], names: Sequence[str], path: Path) -> li
     return [read_row(line, f"{path}, {name}") for line, name in zip(lines, names, strict=True)]
 
 
-def _to_columns(rows: Sequence[dict[str, Any]], tags: Sequence[str] | None, path: Path) -> Columns:
+def to_columns(rows: Sequence[Mapping[str, Any]], tags: Sequence[str] | None, path: Path | str) -> Columns:
+    """Return rows of metrics as columns.
+
+    Args:
+        rows: the rows, each with its `env_steps`.
+        tags: see `read_columns`.
+        path: the file, for errors.
+
+    Raises:
+        RunError: a value is no finite number and not None.
+    """
     found = list({ENV_STEPS: None} | {tag: None for row in rows for tag in row})
     if len(found) > MAX_TAGS:
         raise RunError(f"{path}: has {len(found):,} tags; at most {MAX_TAGS:,} are read")
@@ -196,7 +206,7 @@ def _to_columns(rows: Sequence[dict[str, Any]], tags: Sequence[str] | None, path
     return {tag: _to_column([row.get(tag) for row in rows], tag, path) for tag in wanted}
 
 
-def _to_column(values: Sequence[Any], tag: str, path: Path) -> npt.NDArray[np.float64]:
+def _to_column(values: Sequence[Any], tag: str, path: Path | str) -> npt.NDArray[np.float64]:
     try:
         # NumPy would read the text "1.5" as a number.
         if set(map(type, values)) <= {float, int, NoneType}:

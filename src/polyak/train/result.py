@@ -1,23 +1,32 @@
 """The result of training: evaluates, saves and exports the policy."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from polyak.core.checks import check_integer
 from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments, suggest_attributes
+from polyak.core.tags import RETURN
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState
+from polyak.reports.curves import XAxis
+from polyak.reports.plots import plot
+from polyak.reports.records import load_run, record_training
 from polyak.runs import RunConfig, check_seed
+from polyak.storage.columns import to_columns
+from polyak.storage.json import finite_or_none
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import create
 from polyak.train.evaluation import evaluate_policy, evaluation_env
 from polyak.train.summary import format_return, make_summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @suggest_attributes
@@ -41,6 +50,7 @@ class Result(Generic[State]):
         env: the environment.
         config: the settings that a run directory stores.
         snapshot: the state of a host environment at the end, or None.
+        history: the metrics of each report, with its `env_steps`, of a training without a run directory.
     """
 
     agent: Agent[State]
@@ -57,6 +67,7 @@ class Result(Generic[State]):
     best_policy: Policy | None = None
     run_dir: Path | None = None
     snapshot: dict[str, Any] | None = None
+    history: Sequence[Mapping[str, float]] = ()
 
     @property
     def policy(self) -> TrainedPolicy:
@@ -97,6 +108,8 @@ class Result(Generic[State]):
         with create(path, self.config.to_json()) as run:
             replay, save_replay = replay_path(self.agent), self.config.checkpoint_replay
             save_state(run, self.progress, self.loop_state, self.snapshot, replay=replay, save_replay=save_replay)
+            for row in self.history:
+                run.append_metrics(row)
             run.write_summary(make_summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
             return run.directory
 
@@ -120,6 +133,40 @@ class Result(Generic[State]):
             raise ValueError(f"Result.export: path must {wanted}, got {output if format is None else repr(format)}")
         about = {"algorithm": self.config.algorithm, "env": self.config.env, "env_steps": self.progress.env_steps}
         return write_policy(self.policy, self.agent.spec, chosen, output, about)
+
+    @suggest_arguments("Result.plot")
+    def plot(
+        self,
+        y: str | Sequence[str] = RETURN,
+        *,
+        x: XAxis = "env_steps",
+        output: str | os.PathLike[str] | None = None,
+        width: str | float = "text",
+        height: str | float | None = None,
+    ) -> "Figure":
+        """Draw the curve of a tag; `polyak.plot` compares several runs.
+
+        Args:
+            y: tag of the metrics, or several, each in its own panel.
+            x: `"env_steps"`, or `"time"` for the time of training.
+            output: file to write; see `polyak.plot`, also for the sizes.
+            width: width of the picture.
+            height: height of the picture.
+
+        Returns:
+            The figure of matplotlib.
+
+        Raises:
+            ValueError: there are no such metrics, or an argument is invalid.
+            RunError: the run directory was removed or damaged.
+            OSError: the output cannot be written.
+            ImportError: the extra `plots` is missing.
+        """
+        if self.run_dir is not None:
+            return plot(load_run(self.run_dir), y=y, x=x, output=output, width=width, height=height)
+        columns = to_columns([finite_or_none(row) for row in self.history], None, "Result.plot")
+        record = record_training(self.config.to_json(), columns)
+        return plot(record, y=y, x=x, output=output, width=width, height=height)
 
     def __repr__(self) -> str:
         title, *lines = self._summary()

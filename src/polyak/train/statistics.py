@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from polyak.core.printing import format_number
+from polyak.reports.statistics import iqm
 
 RESAMPLES = 10_000
 
@@ -46,12 +46,5 @@ def seed_statistics(returns: Sequence[float]) -> SeedStatistics:
     """
     values = np.asarray(returns, np.float64)
     resamples = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
-    low, high = np.quantile(_iqm(resamples), (0.025, 0.975))
-    return SeedStatistics(float(values.mean()), float(_iqm(values)), float(low), float(high), len(values))
-
-
-def _iqm(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the interquartile mean over the last axis."""
-    cut = values.shape[-1] // 4
-    ordered = np.sort(values, axis=-1)
-    return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
+    low, high = np.quantile(iqm(resamples[..., None]), (0.025, 0.975))
+    return SeedStatistics(float(values.mean()), float(iqm(values[..., None])), float(low), float(high), len(values))

@@ -22,7 +22,7 @@ from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
 from polyak.storage.run_directory import WORKER_OUTPUT, Run, RunError
-from polyak.storage.writers import checkpointer, jsonl_logger, tensorboard_logger
+from polyak.storage.writers import checkpointer, jsonl_logger, tensorboard_logger, with_time
 from polyak.train.display import Display, Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
@@ -69,6 +69,7 @@ class Training:
         started_at: time of the monotonic clock when the training was prepared.
         resume_flags: flags of `polyak resume` for objects that the run does not store.
         label: name of the training among several, such as `seed 5 (1 of 2)`.
+        history: the rows of the metrics so far, if there is no run directory.
     """
 
     config: RunConfig
@@ -83,6 +84,7 @@ class Training:
     started_at: float = field(default_factory=time.monotonic)
     resume_flags: str = ""
     label: str = ""
+    history: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -149,7 +151,17 @@ def join_callbacks(
     def wrap(callback: Callback) -> Callback:
         return lambda progress, *rest: callback(dataclasses.replace(progress, eval_every=config.eval_every), *rest)
 
-    return [note, *evaluation, *map(wrap, callbacks), display, *(writers(run, config, training.start) if run else ())]
+    written = writers(run, config, training.start) if run else [_recorder(training.history)]
+    return [note, *evaluation, *map(wrap, callbacks), display, *written]
+
+
+def _recorder(history: list[dict[str, float]]) -> Callback:
+    """A callback that appends each report to a list, for a training without a run directory."""
+
+    def record(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        history.append({"env_steps": progress.env_steps, **with_time(progress, metrics)})
+
+    return record
 
 
 def watch_workers(group: WorkerGroup, run: Run | None, console: Screen) -> None:
@@ -244,6 +256,7 @@ def make_result(training: Training, trained: TrainResult, snapshot: dict[str, An
         run_dir=training.run.directory if training.run else None,
         env=training.eval_env or training.env,
         snapshot=snapshot,
+        history=tuple(training.history),
     )
 
 
