@@ -20,7 +20,14 @@ HERE = Path(__file__).resolve().parent
 
 # Each is installed in steps: torch first and alone, so that nothing else decides which build of it comes (the one for CPUs is
 # 200 MB, the one for GPUs brings 5 GB).
-FIRST = {"sb3": "torch==2.13.0", "sbx": "torch==2.13.0", "rllib": "torch==2.13.0", "rejax": None, "tf_agents": None}
+FIRST = {
+    "sb3": "torch==2.13.0",
+    "sbx": "torch==2.13.0",
+    "rllib": "torch==2.13.0",
+    "rejax": None,
+    "tf_agents": None,
+    "rliable": None,
+}
 # What has had no release for younger Pythons.
 NEEDS = {"tf_agents": "python3.11"}
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from polyak.storage.lock import LockedError, acquire
+from polyak.storage.lock import LockedError, acquire, is_locked
 
 HOLD = """
 import sys, time
@@ -149,3 +149,16 @@ def test_the_lock_does_not_depend_on_the_clock(path, monkeypatch):
     with pytest.raises(LockedError):
         acquire(path)
     held.release()
+
+
+def test_a_lock_is_tested_without_taking_it(path):
+    assert not is_locked(path), "there is no file"
+    with hold(path) as process:
+        assert is_locked(path)
+        process.kill()
+    assert not is_locked(path)
+    held = acquire(path)
+    assert is_locked(path) and is_locked(path)
+    held.release()
+    assert not is_locked(path) and not is_locked(path.parent)
+    acquire(path).release()

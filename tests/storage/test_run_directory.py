@@ -464,9 +464,10 @@ def test_the_machine_s_shape_counts_its_devices():
 
 
 def test_runs_are_found_in_a_directory_and_in_those_in_it(tmp_path):
-    for name in ("b", "seeds/seed-10", "seeds/seed-9", "a"):
+    for name in ("b", "seeds/seed-10", "seeds/seed-9", "a", "study/trials/3/seed-0", "five/levels/are/too/deep", ".hidden/run"):
         create(tmp_path / name, {"seed": 1}).close()
+    (tmp_path / "link").symlink_to(tmp_path / "seeds")
     (tmp_path / "other/model").mkdir(parents=True)
     (tmp_path / "other/model/config.json").write_text("{}")
     found = [str(run.relative_to(tmp_path)) for run in runs_in(tmp_path)]
-    assert (found, runs_in(tmp_path / "a")) == (["a", "b", "seeds/seed-9", "seeds/seed-10"], [])
+    assert (found, runs_in(tmp_path / "a")) == (["a", "b", "seeds/seed-9", "seeds/seed-10", "study/trials/3/seed-0"], [])

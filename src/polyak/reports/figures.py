@@ -47,6 +47,7 @@ UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 STYLE: Any = {
     "svg.hashsalt": "polyak",  # equal ids in equal files
     "pdf.fonttype": 42,  # TrueType, as publishers demand
+    "text.parse_math": False,  # a setting may contain dollar signs
     "font.size": 8,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,

@@ -131,11 +131,11 @@ def _read_lines_of_steps(descriptor: int, known: Lines, every: int, count: int, 
     """
     starts = np.array(list(known))
     steps = np.array([_steps_of(line) for line in known.values()], np.float64)
-    multiples = np.arange(1, steps[-1] // every + 1)
-    if len(multiples) > count:
-        multiples = multiples[np.linspace(0, len(multiples) - 1, count).astype(int)]
+    if not np.isfinite(steps).all():
+        return {}  # parsing the lines names the damaged one
+    last = int(steps[-1]) // every
     found: Lines = {}
-    for wanted in multiples * every:
+    for wanted in np.linspace(1, last, min(last, count)).astype(np.int64) * every:
         after = int(np.searchsorted(steps, wanted))
         if after == 0 or after == len(steps):
             continue
