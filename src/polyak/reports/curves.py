@@ -26,7 +26,7 @@ TIME = "time/time_elapsed"
 POINTS = 200
 """Number of points of the grid of a group."""
 
-MIN_ROWS, MAX_ROWS_OF_ALL = 100, 100_000
+MIN_ROWS, MAX_ROWS_OF_ALL = 64, 64_000
 """Minimum number of rows that are read of a run, and number of rows that are read of all runs together."""
 
 

@@ -85,15 +85,16 @@ class Runs(Sequence[RunRecord]):
         Raises:
             ValueError: no run has such a tag; the message suggests the nearest.
         """
+        differences = self.differences
         if not tags:
-            return _join([_describe(record, self.differences) | _result(record) for record in self.records], [1] * len(self))
+            return _join([_describe(record, differences) | _result(record) for record in self.records], [1] * len(self))
         read = [(record, _read_or_warn(record, lambda r: r.read_metrics(tags, max_rows=max_rows))) for record in self.records]
         found = [(record, columns) for record, columns in read if columns is not None]
         for tag in tags:
             if not any(tag in columns for _, columns in found):
                 check_tag("load_runs", tag, self.tags)
         counts = [len(columns[ENV_STEPS]) for _, columns in found]
-        table = _join([_describe(record, self.differences) for record, _ in found], counts)
+        table = _join([_describe(record, differences) for record, _ in found], counts)
         for tag in (ENV_STEPS, *tags):
             parts = [columns.get(tag, np.full(n, np.nan)) for (_, columns), n in zip(found, counts, strict=True)]
             table[tag] = np.concatenate(parts) if parts else np.zeros(0)

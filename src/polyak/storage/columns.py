@@ -91,6 +91,8 @@ def _sample_lines(path: Path, count: int, every: int | None) -> Lines | None:
     try:
         with open_regular(path) as file:
             descriptor = file.fileno()
+            # Without reading ahead, of which little would be used.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             block = os.pread(descriptor, _BLOCK, 0)
             last = _read_last_line(descriptor)
             width = len(block) // max(block.count(b"\n"), 1)
@@ -134,16 +136,17 @@ def _read_lines_of_steps(descriptor: int, known: Lines, every: int, count: int, 
     if not np.isfinite(steps).all():
         return {}  # parsing the lines names the damaged one
     last = int(steps[-1]) // every
+    wanted = np.linspace(1, last, min(last, count)).astype(np.int64) * every
+    after = np.searchsorted(steps, wanted)
+    is_between = (after > 0) & (after < len(steps))
+    wanted, after = wanted[is_between], after[is_between]
+    first, end = starts[after - 1], starts[after]
+    part = (wanted - steps[after - 1]) / np.maximum(steps[after] - steps[after - 1], 1)
+    guess = (first + part * (end - first)).astype(np.int64)
+    begin, stop = np.clip(guess - 3 * width, first, end), np.clip(guess + 2 * width, first, end)
     found: Lines = {}
-    for wanted in np.linspace(1, last, min(last, count)).astype(np.int64) * every:
-        after = int(np.searchsorted(steps, wanted))
-        if after == 0 or after == len(steps):
-            continue
-        first, end = int(starts[after - 1]), int(starts[after])
-        part = (wanted - steps[after - 1]) / max(steps[after] - steps[after - 1], 1)
-        guess = int(first + part * (end - first))
-        line = _find_row(descriptor, max(first, guess - 3 * width), min(end, guess + 2 * width), wanted)
-        line = line or _find_row(descriptor, first, end, wanted)
+    for goal, near, far, low, high in zip(*(array.tolist() for array in (wanted, begin, stop, first, end)), strict=True):
+        line = _find_row(descriptor, near, far, goal) or _find_row(descriptor, low, high, goal)
         if line is not None:
             found[line[0]] = line[1]
     return found
