@@ -50,10 +50,10 @@ MAY_IMPORT = {
     "export": {"core", "ops", "networks", "policies", "storage"},
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
-    "runs": EVERYTHING - {"cli", "train"},
+    "runs": EVERYTHING - {"cli", "train", "reports"},
     "reports": {"core", "storage", "load"},
     "train": EVERYTHING - {"cli"},
-    "load": EVERYTHING - {"cli"},
+    "load": EVERYTHING - {"cli", "reports"},
     "cli": EVERYTHING | {"polyak"},
     "__main__": {"cli"},
 }
