@@ -762,6 +762,37 @@ MUTATIONS = (
         "if not isinstance(name, str):",
         ("storage/test_config.py::test_only_registered_names_are_built",),
     ),
+    # reports
+    Mutation(
+        "reports/statistics.py",
+        "cut = ordered.shape[-1] // 4",
+        "cut = ordered.shape[-1] // 3",
+        ("reports/test_statistics.py::test_aggregates_by_hand",),
+    ),
+    Mutation(
+        "reports/statistics.py",
+        "inner = ranks[:, cut : runs - cut]",
+        "inner = ranks[:, cut:]",
+        ("reports/test_statistics.py::test_intervals_of_a_curve_are_those_of_each_point",),
+    ),
+    Mutation(
+        "reports/statistics.py",
+        "(a > b) + 0.5 * (a == b)",
+        "(a > b) + 0.0 * (a == b)",
+        ("reports/test_statistics.py::test_the_probability_of_improvement_counts_pairs_and_half_of_equal_ones",),
+    ),
+    Mutation(
+        "reports/curves.py",
+        "right=y[-1] if has_diverged else np.nan",
+        "right=np.nan",
+        ("reports/test_curves.py::test_a_diverged_run_keeps_its_last_value",),
+    ),
+    Mutation(
+        "storage/columns.py",
+        "return (before + begin, line) if has_fewer else None",
+        "return before + begin, line",
+        ("storage/test_columns.py::test_evaluations_are_found_where_lines_and_steps_are_uneven",),
+    ),
     # train
     Mutation(
         "train/interrupt.py",

@@ -43,6 +43,9 @@ def test_runs_are_grouped_by_chosen_settings(tmp_path):
     assert grouped(None) == {"ppo, rate=1": 1, "ppo, rate=2": 1, "dqn, gamma=0.9": 1, "dqn, gamma=0.8": 1}
     assert grouped(["gamma"]) == {"gamma=0.9": 3, "gamma=0.8": 1}
     assert grouped(["algorithm"]) == {"ppo": 2, "dqn": 2}
+    write_run(tmp_path / "4", agent={"gamma": 0.9 + 1e-12, "rate": 1})
+    close = group_runs(polyak.load_runs(tmp_path).records, ["gamma"])
+    assert [len(group.records) for group in close] == [3, 1, 1], "equal texts are not equal values"
     with pytest.raises(ValueError, match=r"group_by: unknown setting 'gama'; did you mean 'gamma'"):
         grouped(["gama"])
 

@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import numpy as np
@@ -101,6 +102,15 @@ def test_a_run_that_cannot_be_shown_is_left_out_with_a_warning(tmp_path):
     assert len(axes.lines) == 1
 
 
+def test_runs_without_metrics_are_an_error(tmp_path):
+    write_run(tmp_path / "young")
+    with pytest.raises(ValueError, match="plot: there are no metrics yet; wait for the first report of a run"):
+        polyak.plot(tmp_path / "young")
+    (write_run(tmp_path / "damaged") / "metrics.jsonl").write_text("{\n")
+    with pytest.warns(UserWarning, match="damaged is left out"), pytest.raises(RunError, match=r"line 1: not valid JSON"):
+        polyak.plot(tmp_path / "damaged")
+
+
 def test_bad_arguments_are_errors_before_anything_is_read(runs, tmp_path):
     for options, message in (
         ({"output": "a.gif"}, r"plot: output must end with .svg, .pdf, .png, got a.gif"),
@@ -161,5 +171,7 @@ def test_a_result_draws_its_history_in_memory_or_its_run(trained, tmp_path):
     assert trained.plot()._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="plot: unknown tag 'train/los'; did you mean 'train/loss'"):
         trained.plot("train/los")
+    with pytest.raises(ValueError, match=r"Result.plot: there are no metrics of this training; pass run_dir="):
+        dataclasses.replace(trained, history=()).plot()
     with pytest.raises(TypeError, match=r"Result.plot: unknown argument 'outptu'; did you mean 'output'"):
         trained.plot(outptu="a.svg")

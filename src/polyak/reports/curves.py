@@ -123,17 +123,23 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
         tasks.setdefault((record.env, record.algorithm), []).append(record)
     names = {task: find_differences(record.settings for record in inside) for task, inside in tasks.items()}
     has_algorithms = len({record.algorithm for record in records}) > 1
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
-    settings: dict[tuple[str, str], dict[str, object]] = {}
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:
-        chosen = names[record.env, record.algorithm] if by is None else by
-        values = {name: record.settings.get(name) for name in chosen}
-        label = ", ".join(f"{name}={_text(value)}" for name, value in values.items() if name != "algorithm")
-        if (by is None and (has_algorithms or not label)) or (by is not None and "algorithm" in by):
-            label = ", ".join(filter(None, (record.algorithm, label)))
-        groups.setdefault((record.env, label), []).append(record)
-        settings[record.env, label] = values
-    return [Group(label, env, settings[env, label], tuple(inside)) for (env, label), inside in groups.items()]
+        chosen = _settings_of(record, names[record.env, record.algorithm] if by is None else by)
+        algorithm = record.algorithm if by is None else ""
+        groups.setdefault((record.env, algorithm, repr(chosen)), []).append(record)
+    made = []
+    for (env, algorithm, _), inside in groups.items():
+        settings = _settings_of(inside[0], names[env, algorithm] if by is None else by)
+        parts = [str(value) if name == "algorithm" else f"{name}={_text(value)}" for name, value in settings.items()]
+        if by is None and (has_algorithms or not parts):
+            parts.insert(0, algorithm)
+        made.append(Group(", ".join(parts), env, settings, tuple(inside)))
+    return made
+
+
+def _settings_of(record: RunRecord, names: Sequence[str]) -> dict[str, object]:
+    return {name: record.settings.get(name) for name in names}
 
 
 def read_samples(records: Sequence[RunRecord], tags: Sequence[str] | None = None, *, max_rows: int | None = None) -> Samples:

@@ -13,7 +13,7 @@ from polyak.core.warn import warn
 from polyak.reports.curves import Curves, Group, Samples, XAxis, group_runs, make_curves, read_samples
 from polyak.reports.records import RunRecord, check_tag
 from polyak.reports.tables import Runs, load_runs
-from polyak.storage.run_directory import is_run_file
+from polyak.storage.run_directory import RunError, is_run_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,10 +79,7 @@ def plot(
     samples = read_samples(records, tags)
     for name, reason in samples.unreadable.items():
         warn(f"plot: {name} is left out: {reason}")
-    if any(tag not in samples.tags for tag in tags):
-        known = read_samples(records, max_rows=8).tags
-        for tag in tags:
-            check_tag("plot", tag, known)
+    _check_tags(records, samples, tags)
     return draw(groups, samples, tags, x, size, output)
 
 
@@ -119,6 +116,18 @@ def draw(
         except OSError as error:
             raise OSError(f"plot: {output} cannot be written: {error.strerror}") from error
     return figure
+
+
+def _check_tags(records: Sequence[RunRecord], samples: Samples, tags: Sequence[str]) -> None:
+    if not samples.columns:
+        raise RunError(f"plot: {next(iter(samples.unreadable.values()))}")
+    if all(tag in samples.tags for tag in tags):
+        return
+    known = read_samples(records, max_rows=8).tags
+    if not known:
+        raise ValueError("plot: there are no metrics yet; wait for the first report of a run")
+    for tag in tags:
+        check_tag("plot", tag, known)
 
 
 def _collect_records(runs: Sequence[Any]) -> list[RunRecord]:

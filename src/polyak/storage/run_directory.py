@@ -282,6 +282,9 @@ def runs_in(directory: Path) -> list[Path]:
 
 _MAX_DEPTH = 4
 
+_MOST_NAMES = 10
+"""Maximum number of runs that an error lists."""
+
 
 def _search_runs(directory: str, depth: int) -> Iterator[str]:
     """Yield the runs below a directory, and directories without permission, as they may hold runs. A run holds no runs."""
@@ -321,8 +324,9 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
             raise RunError(
                 f"{path}: is a checkpoint; give the run, {path.parent.parent}, whose newest valid checkpoint is used"
             )
-        inside = ", ".join(map(str, runs_in(path)))
-        raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {inside}" if inside else ""))
+        inside = runs_in(path)
+        names = ", ".join(map(str, inside[:_MOST_NAMES])) + (f" and {len(inside):,} in all" if inside[_MOST_NAMES:] else "")
+        raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {names}" if inside else ""))
     for name in (CHECKPOINTS, BEST, TENSORBOARD):
         if (path / name).is_symlink():
             raise RunError(f"{path / name}: is a symbolic link; a run keeps its files inside its own directory")

@@ -164,6 +164,8 @@ class Result(Generic[State]):
         """
         if self.run_dir is not None:
             return plot(load_run(self.run_dir), y=y, x=x, output=output, width=width, height=height)
+        if not self.history:
+            raise ValueError("Result.plot: there are no metrics of this training; pass run_dir= to polyak.train.run")
         columns = to_columns([finite_or_none(row) for row in self.history], None, "Result.plot")
         record = record_training(self.config.to_json(), columns)
         return plot(record, y=y, x=x, output=output, width=width, height=height)
