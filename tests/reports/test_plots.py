@@ -28,9 +28,10 @@ def test_each_environment_and_tag_has_a_panel_with_a_curve_and_a_band_for_each_g
     figure = polyak.plot(runs, y=["rollout/ep_rew_mean", "eval/mean_reward"], width=100)
     panels = figure.axes
     assert [axes.get_title() for axes in panels] == ["jax/Acrobot-v1", "jax/CartPole-v1"] * 2
-    assert [axes.get_ylabel() for axes in panels] == ["episode return"] * 2 + ["evaluation return"] * 2
+    # Labels that a neighbor has are left out.
+    assert [axes.get_ylabel() for axes in panels] == ["episode return", "", "evaluation return", ""]
+    assert [axes.get_xlabel() for axes in panels] == ["", "", "environment steps", "environment steps"]
     for axes in panels:
-        assert axes.get_xlabel() == "environment steps"
         assert [line.get_label() for line in axes.lines] == ["gamma=0.9", "gamma=0.99"] and len(axes.collections) == 2
     x, y = panels[0].lines[1].get_data()
     np.testing.assert_allclose(y, 0.99 * np.arange(1, 21) + 1)

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -62,6 +63,19 @@ def test_evaluations_are_found_where_lines_and_steps_are_uneven(tmp_path):
     sample = read_columns(write(tmp_path / "m", rows), max_rows=200, every=500_000)
     wanted = [row["env_steps"] for row in rows if "eval/mean_reward" in row]
     assert sample["env_steps"][np.isfinite(sample["eval/mean_reward"])].tolist() == wanted
+
+
+def test_a_sample_reads_a_small_part_of_a_long_file(tmp_path, monkeypatch):
+    path, pread, counts = write(tmp_path / "m", rows_of(50_000, every=1_000_000)), os.pread, []
+
+    def counted(descriptor, length, offset):
+        counts.append(length)
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr("os.pread", counted)
+    sample = read_columns(path, max_rows=60, every=1_000_000)
+    assert np.isfinite(sample["eval/mean_reward"]).sum() == 50
+    assert sum(counts) < 0.1 * path.stat().st_size and len(counts) < 200
 
 
 def test_a_short_file_is_read_as_a_whole(tmp_path):

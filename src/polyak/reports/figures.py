@@ -29,7 +29,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 NUM_MARKERS = 6
 """Number of markers on a curve."""
 
-ASPECT = 0.66
+ASPECT = 0.72
 """Height of a panel over its width."""
 
 MIN_PANEL = 45.0
@@ -88,7 +88,7 @@ def draw_figure(panels: Sequence[Curves], labels: Sequence[str], size: tuple[flo
     envs = list({curve.group.env: None for panel in panels for curve in panel.curves})
     cells = [(panel, env) for panel in panels for env in envs]
     width, height = size
-    columns = max(1, min(len(envs) if len(envs) > 1 else len(cells), int(width // MIN_PANEL)))
+    columns = _count_columns(len(panels), len(envs), width)
     rows = math.ceil(len(cells) / columns)
     styles = {label: number for number, label in enumerate(labels)}
     with _style():
@@ -97,12 +97,26 @@ def draw_figure(panels: Sequence[Curves], labels: Sequence[str], size: tuple[flo
         total = height or rows * panel_height + 4.0 * legend_rows
         figure = CurveFigure(figsize=(width * MM, total * MM), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
-        for axes, (panel, env) in zip(grid.flat, cells, strict=False):
+        for number, (axes, (panel, env)) in enumerate(zip(grid.flat, cells, strict=False)):
             _draw_panel(axes, panel, env, styles, title=env if len(envs) > 1 else "")
+            # Without labels that a neighbor has.
+            if number % columns and cells[number - 1][0] is panel:
+                axes.set_ylabel("")
+            if number + columns < len(cells):
+                axes.set_xlabel("")
         for axes in grid.flat[len(cells) :]:
             axes.remove()
         _draw_legend(figure, labels, legend_rows)
     return figure
+
+
+def _count_columns(tags: int, envs: int, width: float) -> int:
+    """Return the number of panels in a row: the environments of a tag, as far as they fit, else rows of about equal length."""
+    most = max(1, int(width // MIN_PANEL))
+    if tags > 1 and 1 < envs <= most:
+        return envs
+    panels = tags * envs
+    return math.ceil(panels / math.ceil(panels / most))
 
 
 def save_figure(figure: Figure, file: BinaryIO, suffix: str) -> None:
