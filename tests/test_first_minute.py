@@ -295,8 +295,8 @@ def test_attributes_of_environments_and_results(result):
     trained = train.run(AGENT, ENV, env_steps=40, progress=False)
     with pytest.raises(AttributeError, match=r"'Result' object has no attribute 'predict'; use result\.policy\.predict"):
         trained.predict([0.0])
-    with pytest.raises(AttributeError, match=r"'Result' object has no attribute 'plot'$"):
-        trained.plot()
+    with pytest.raises(AttributeError, match=r"'Result' object has no attribute 'animate'$"):
+        trained.animate()
     with pytest.raises(TypeError, match=r"Result\.evaluate: unknown argument 'n_eval_episodes' of Stable-Baselines3"):
         trained.evaluate(n_eval_episodes=10)
 
