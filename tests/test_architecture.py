@@ -29,6 +29,7 @@ EVERYTHING = ALGORITHM_PARTS | {
     "presets",
     "reports",
     "runs",
+    "packs",
     "cli",
 }
 MAY_IMPORT = {
@@ -50,10 +51,11 @@ MAY_IMPORT = {
     "export": {"core", "ops", "networks", "policies", "storage"},
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
-    "runs": EVERYTHING - {"cli", "train", "reports"},
+    "runs": EVERYTHING - {"cli", "train", "reports", "packs"},
     "reports": {"core", "storage", "load"},
-    "train": EVERYTHING - {"cli"},
-    "load": EVERYTHING - {"cli", "reports"},
+    "packs": EVERYTHING - {"cli", "train"},
+    "train": EVERYTHING - {"cli", "packs"},
+    "load": EVERYTHING - {"cli", "packs", "reports"},
     "cli": EVERYTHING | {"polyak"},
     "__main__": {"cli"},
 }

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from polyak.ops.optax_updates import periodic_update as periodic_update
     from polyak.ops.schedules import Linear as Linear
     from polyak.ops.updates import soft_update as soft_update
+    from polyak.packs import pack as pack
     from polyak.policies.python.policy import PythonPolicy as PythonPolicy
     from polyak.replay.prioritized import PrioritizedReplay as PrioritizedReplay
     from polyak.replay.sequences import SequenceReplay as SequenceReplay
@@ -99,6 +100,7 @@ _MODULES = {
     "ops.optax_updates": ("apply_updates", "incremental_update", "periodic_update"),
     "ops.schedules": ("Linear",),
     "ops.updates": ("soft_update",),
+    "packs": ("pack",),
     "policies.python.policy": ("PythonPolicy",),
     "replay.prioritized": ("PrioritizedReplay",),
     "replay.sequences": ("SequenceReplay",),

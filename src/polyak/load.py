@@ -1,4 +1,4 @@
-"""`polyak.load_policy`: a greedy policy from a run directory or an exported file; a file needs no training code."""
+"""`polyak.load_policy`: a greedy policy from a run directory, a pack or an exported file, which needs no training code."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from polyak.core.types import Agent, PredictingPolicy
 from polyak.export.exported_policy import load_exported
+from polyak.storage.pack import is_pack, unpack
 from polyak.storage.run_directory import Run, RunError
 
 ACTING = {"network", "actor", "squash", "normalize_obs", "clip_obs", "num_atoms", "v_min", "v_max", "num_policy_tau"}
@@ -22,7 +23,8 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     A program that this user has not written or read before is first read in another process, which takes about a second.
 
     Args:
-        path: a run directory, its subdirectory `best` (see `eval_every`), or a stablehlo or numpy file of `polyak export`.
+        path: a run directory, its subdirectory `best` (see `eval_every`), a file of `polyak pack`, or a stablehlo or numpy file
+            of `polyak export`.
         agent: an agent with the settings of the trained agent, for a run whose network is user-defined and so not stored.
 
     Raises:
@@ -33,6 +35,9 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
     if not os.path.lexists(path):
         raise RunError(f"{path}: there is no such run directory or exported file")
     if Path(path).is_file():
+        if is_pack(Path(path)):
+            with unpack(Path(path)) as directory:
+                return load_policy(directory, agent=agent)
         if agent is not None:
             raise TypeError(f"load_policy: {path} is a file, which contains its network; agent is for a run directory")
         return load_exported(os.path.realpath(path))

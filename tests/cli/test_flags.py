@@ -18,6 +18,7 @@ from polyak.cli.evaluate import EvaluateFlags
 from polyak.cli.export import ExportFlags
 from polyak.cli.flags import TrainFlags, UsageError, parse, parse_settings
 from polyak.cli.network_flags import Activation, NetworkFlags
+from polyak.cli.pack import PackFlags
 from polyak.cli.plot import PlotFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.resume import ResumeFlags
@@ -408,7 +409,9 @@ def test_values_of_switches_are_rejected(words, value, command):
     assert code == 2 and f"Unrecognized options: {value} " in err
 
 
-@pytest.mark.parametrize("kind", [TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags, PlotFlags, UserFlags])
+@pytest.mark.parametrize(
+    "kind", [TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags, PlotFlags, PackFlags, UserFlags]
+)
 def test_no_help_breaks_where_the_source_does(kind):
     texts = {param.arg_name: param.description for param in docstring_parser.parse_from_object(kind).params}
     assert texts and not [name for name, text in texts.items() if "\n" in text]

@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | export | plot | list."""
+"""The command line: polyak train | resume | evaluate | export | plot | pack | list."""
 
 import codecs
 import errno
@@ -24,6 +24,7 @@ commands:
   evaluate RUN [flags]     evaluate the greedy policy of a run
   export RUN --format F    export the greedy policy to one file: stablehlo, onnx or numpy
   plot RUN... -o FILE      draw curves of runs as svg, pdf or png
+  pack RUN -o FILE         pack policy, settings, scores and model card into one zip file
   list                     list algorithms, presets and environments
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
@@ -163,6 +164,10 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
             from polyak.cli.export import export
 
             return export
+        case "pack":
+            from polyak.cli.pack import pack
+
+            return pack
         case "plot":
             from polyak.cli.plot import plot
 
@@ -177,6 +182,6 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    message = unknown_name(name, ("train", "resume", "evaluate", "export", "plot", "list"), "command")
+    message = unknown_name(name, ("train", "resume", "evaluate", "export", "plot", "pack", "list"), "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2

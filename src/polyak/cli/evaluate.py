@@ -28,6 +28,7 @@ from polyak.loops.loop import check_spec
 from polyak.runs import RunConfig, check_seed, open_checkpoints, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
+from polyak.storage.pack import is_pack, unpack
 from polyak.storage.run_directory import RunError, runs_in
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
@@ -61,7 +62,10 @@ class EvaluateFlags:
 
 def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    description = "Evaluate the greedy policy of RUN: a run directory, its subdirectory `best`, or a directory of runs (seeds)."
+    description = (
+        "Evaluate the greedy policy of RUN: a run directory, its subdirectory `best`, a file of polyak pack, or a directory of "
+        "runs (seeds)."
+    )
     try:
         directory, flags = parse_for_run(EvaluateFlags, arguments, command="evaluate", description=description)
         check_integer("polyak evaluate", "--episodes", flags.episodes)
@@ -70,6 +74,8 @@ def evaluate(arguments: list[str]) -> int:
         with ExitStack() as stack:
             stack.enter_context(compilation_cache(flags.compilation_cache, None))
             count_devices()  # Raises if JAX does not start.
+            if is_pack(directory):
+                directory = stack.enter_context(unpack(directory))
             inside = runs_in(directory)
             if inside and flags.policy is not None:
                 raise UsageError(f"--policy is compared with one run; give one of {', '.join(map(str, inside))}")

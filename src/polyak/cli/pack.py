@@ -1,0 +1,37 @@
+"""polyak pack RUN -o FILE: a trained policy with settings, scores, curve, video and model card as one zip file."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from polyak.cli.flags import UsageError, fail, parse_for_run
+from polyak.packs import pack as pack_run
+from polyak.storage.checkpoint import CheckpointError
+from polyak.storage.config import ConfigError
+from polyak.storage.run_directory import RunError
+
+
+@dataclasses.dataclass(frozen=True)
+class PackFlags:
+    """Policy and output file."""
+
+    output: Annotated[Path, tyro.conf.arg(metavar="FILE", aliases=["-o"])]
+    """file to write, replaced if it exists; it ends in .zip"""
+    best: bool = False
+    """pack the policy with the best evaluation (--eval-every) in place of the newest"""
+
+
+def pack(arguments: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    description = "Pack the greedy policy of RUN, with settings, scores, curve, newest video and a model card, into one file."
+    try:
+        # As one flag, so that both together are an error.
+        words = ["--output" if word == "-o" else word for word in arguments]
+        directory, flags = parse_for_run(PackFlags, words, command="pack", description=description)
+        path = pack_run(directory, flags.output, best=flags.best)
+    except (UsageError, TypeError, ValueError, RunError, ConfigError, CheckpointError) as error:
+        return fail(error)
+    print(f"wrote {path} ({path.stat().st_size:,} bytes); policy = polyak.load_policy({str(path)!r})")
+    return 0

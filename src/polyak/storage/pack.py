@@ -1,0 +1,86 @@
+"""A trained policy as one file: a zip archive with the files of a run directory, of which one checkpoint without replay."""
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from polyak.storage.files import write_file
+from polyak.storage.run_directory import CONFIG, METRICS, SUMMARY, SYSTEM
+from polyak.storage.run_files import RunError
+
+CARD = "README.md"
+
+MAX_PACK_BYTES = 2**32
+"""Maximum number of bytes of the unpacked files."""
+
+_MEMBERS = re.compile(
+    rf"{re.escape(CARD)}|{CONFIG}|{SYSTEM}|{SUMMARY}|{METRICS}|curve\.svg|video\.(mp4|gif)"
+    r"|checkpoints/\d{12,20}/(arrays\.safetensors|manifest\.json|COMMIT)",
+    re.ASCII,
+)
+_TIME = (1980, 1, 1, 0, 0, 0)
+_DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError)
+
+
+def write_pack(path: Path, members: Mapping[str, bytes]) -> None:
+    """Write a pack, replaced if it exists; equal members give equal bytes.
+
+    Args:
+        members: content of the files by name.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    assert all(_MEMBERS.fullmatch(name) for name in members), members.keys()
+    try:
+        with tempfile.TemporaryFile() as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                for name, data in members.items():
+                    archive.writestr(zipfile.ZipInfo(name, _TIME), data, zipfile.ZIP_DEFLATED)
+            file.seek(0)
+            write_file(path, file.read(), shared=True)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def is_pack(path: Path) -> bool:
+    """Return True if a file is a pack, damaged or not; other zip archives, such as exported policies, are none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return CONFIG in archive.namelist()
+    except _DAMAGE:
+        return False
+
+
+@contextmanager
+def unpack(path: Path) -> Iterator[Path]:
+    """Unpack into a temporary run directory, which is removed at the end of the block.
+
+    Raises:
+        RunError: the file is missing or damaged, has files that no pack has, or more than 4 GiB.
+    """
+    with tempfile.TemporaryDirectory(prefix="polyak-") as temporary:
+        directory = Path(temporary) / path.stem
+        directory.mkdir(mode=0o700)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+                names = [member.filename for member in members]
+                unknown = [name for name in names if not _MEMBERS.fullmatch(name)]
+                if unknown or len(set(names)) < len(names):
+                    raise ValueError(f"has the file {unknown[0][:80]!r}" if unknown else "has a file twice")
+                if sum(member.file_size for member in members) > MAX_PACK_BYTES:
+                    raise ValueError(f"has more than {MAX_PACK_BYTES:,} bytes")
+                for member in members:
+                    target = directory / member.filename
+                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    # At most the size that the archive names, which the sum above bounds.
+                    with archive.open(member) as data, open(target, "xb") as file:
+                        while block := data.read(2**20):
+                            file.write(block)
+        except _DAMAGE as error:
+            raise RunError(f"{path}: is no pack of polyak, or is damaged: {error}") from error
+        yield directory
