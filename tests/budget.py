@@ -75,6 +75,7 @@ LONGER = {
     "tests/train/test_killed_learners.py": _PROCESSES,
     "tests/train/test_learners.py": _PROCESSES,
     "tests/train/test_run.py": _TRAININGS,
+    "tests/train/test_run_video.py": _TRAININGS,
     "tests/train/test_seeds.py": _TRAININGS,
     "tests/train/test_worker_loops.py": _TRAININGS,
     "tests/workers/test_asynchronous_loop.py": _TRAININGS,

@@ -30,6 +30,7 @@ EVERYTHING = ALGORITHM_PARTS | {
     "reports",
     "runs",
     "packs",
+    "videos",
     "cli",
 }
 MAY_IMPORT = {
@@ -47,11 +48,12 @@ MAY_IMPORT = {
     "loops": {"core", "copies", "policies"},
     "workers": {"core", "copies", "loops"},
     "storage": {"core"},
+    "videos": {"core", "dynamics", "envs", "loops", "policies"},
     "importers": {"core", "networks", "ops", "policies"},
     "export": {"core", "ops", "networks", "policies", "storage"},
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
-    "runs": EVERYTHING - {"cli", "train", "reports", "packs"},
+    "runs": EVERYTHING - {"cli", "train", "reports", "packs", "videos"},
     "reports": {"core", "storage", "load"},
     "packs": EVERYTHING - {"cli", "train"},
     "train": EVERYTHING - {"cli", "packs"},

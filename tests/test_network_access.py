@@ -25,6 +25,9 @@ ALLOWED = {
     "train/callbacks.py": {"mlflow"},
     # A program that is not known is first read in another process.
     "export/stablehlo.py": {"subprocess"},
+    # ffmpeg, which reads images from a pipe, and a library of OpenGL that is tried in another process.
+    "videos/encoder.py": {"subprocess"},
+    "dynamics/opengl.py": {"subprocess"},
     # Asks whether the robots that the library is about to clone can be reached.
     "dynamics/playground.py": {"subprocess"},
     "workers/learner_group.py": {"socket", "subprocess"},

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from polyak.reports.records import load_run as load_run
     from polyak.reports.tables import load_runs as load_runs
     from polyak.train.resumption import resume as resume
+    from polyak.train.run_video import video as video
+    from polyak.train.run_video import watch as watch
 
 _PACKAGES = ("envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
@@ -109,6 +111,7 @@ _MODULES = {
     "reports.records": ("load_run",),
     "reports.tables": ("load_runs",),
     "train.resumption": ("resume",),
+    "train.run_video": ("video", "watch"),
 }
 
 __all__ = sorted([*_PACKAGES, *(name for names in _MODULES.values() for name in names)])

@@ -98,6 +98,7 @@ class RunConfig:
         eval_episodes: number of episodes of each evaluation during training.
         final_eval_episodes: number of episodes of the final evaluation; None in runs of older versions.
         eval_max_steps: maximum number of steps of each environment in an evaluation.
+        video_every: env_steps between videos of the greedy policy; None for none.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
         workers: number of worker processes of the distributed and the asynchronous loop; None in other loops.
         lag: maximum age, in updates, of a rollout's policy.
@@ -133,6 +134,7 @@ class RunConfig:
     eval_episodes: int = integer(default=0, at_least=0, at_most=None)
     final_eval_episodes: int | None = integer(default=None, at_least=0, at_most=None, optional=True)
     eval_max_steps: int = integer(default=MAX_EVALUATION_STEPS, at_most=None)
+    video_every: int | None = integer(default=None, at_most=None, optional=True)
     checkpoint_replay: bool = choice(default=True, choices=(False, True))
     workers: int | None = integer(default=None, at_most=MAX_WORKERS, optional=True)
     lag: int = integer(default=0, at_least=0, at_most=MAX_LAG)
@@ -170,6 +172,8 @@ class RunConfig:
             raise ValueError(f"run: lag must be 0 and devices 1 with loop='asynchronous', got {self.lag} and {self.devices}")
         if self.learners > 1 and self.loop != "compiled":
             raise ValueError(f"run: learners must be 1 with loop={self.loop!r}, got {self.learners}")
+        if self.learners > 1 and self.video_every is not None:
+            raise ValueError(f"run: video_every must be None with learners={self.learners}, which train in other processes")
         if self.devices % self.learners:
             raise ValueError(f"run: learners={self.learners} must divide devices={self.devices}")
         _check_env_kwargs(self.env_kwargs)

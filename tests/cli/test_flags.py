@@ -67,6 +67,7 @@ OUT_OF_RANGE = {
     "report-every": NOT_POSITIVE,
     "checkpoint-every": NOT_POSITIVE,
     "eval-every": NOT_POSITIVE,
+    "video-every": NOT_POSITIVE,
     "checkpoint-replay": ("maybe",),
     "agent": (),
     "env": (),

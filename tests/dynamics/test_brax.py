@@ -10,7 +10,8 @@ import pytest
 from polyak import envs, loops, train
 from polyak.agents.ppo import PPO
 from polyak.dynamics.foreign import own_promotion
-from polyak.envs.rendered_env import RenderedEnv
+from polyak.envs.rendered_env import single_copy
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.networks.feedforward import MLP
 
 brax = pytest.importorskip("brax.envs")
@@ -120,16 +121,16 @@ def test_evaluation_while_training_uses_copies_and_leaves_the_training_as_it_is(
 
 
 def test_images_follow_the_state():
-    env = RenderedEnv(envs.make("brax/inverted_pendulum", num_envs=2))
-    env.reset(seed=0)
+    env = JaxEnvOnHost(single_copy(envs.make("brax/inverted_pendulum", num_envs=2)), jax.random.key(0))
+    env.reset(0)
     try:
-        first = env.render()
+        first, _ = env.render()
     except RuntimeError as error:
         assert "MUJOCO_GL=egl" in str(error)
         pytest.skip("MuJoCo finds no OpenGL")
     for _ in range(20):
-        env.step(np.ones(1, np.float32))
-    later = env.render()
+        env.step(np.ones((1, 1), np.float32))
+    later, _ = env.render()
     assert first.dtype == np.uint8 and first.shape == later.shape == (240, 320, 3) and first.std() > 10
     assert (first != later).any()
 

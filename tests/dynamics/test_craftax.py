@@ -10,7 +10,8 @@ import pytest
 from polyak import envs, train
 from polyak.agents.ppo import PPO
 from polyak.dynamics.foreign import own_promotion
-from polyak.envs.rendered_env import RenderedEnv
+from polyak.envs.rendered_env import single_copy
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.networks.feedforward import MLP
 from tests.dynamics.library_steps import steps_beside
 
@@ -92,11 +93,14 @@ def test_the_compiled_loop_trains():
 
 
 def test_images_follow_the_state():
-    env = RenderedEnv(envs.make("craftax/Craftax-Classic-Symbolic-v1", num_envs=2, env_kwargs={"map_size": (16, 16)}))
-    env.reset(seed=0)
-    first = env.render()
+    env = JaxEnvOnHost(
+        single_copy(envs.make("craftax/Craftax-Classic-Symbolic-v1", num_envs=2, env_kwargs={"map_size": (16, 16)})),
+        jax.random.key(0),
+    )
+    env.reset(0)
+    first, _ = env.render()
     for t in range(4):
-        env.step(t % 4 + 1)
-    later = env.render()
+        env.step(np.full(1, t % 4 + 1, np.int32))
+    later, _ = env.render()
     assert first.dtype == np.uint8 and first.shape == later.shape == (144, 144, 3) and first.std() > 10
     assert (first != later).any()

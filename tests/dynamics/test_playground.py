@@ -14,7 +14,8 @@ from polyak.core.struct import struct
 from polyak.dynamics.foreign import own_promotion
 from polyak.dynamics.playground import dynamics_of
 from polyak.envs.autoreset import AutoReset
-from polyak.envs.rendered_env import RenderedEnv
+from polyak.envs.rendered_env import single_copy
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.networks.feedforward import MLP
 
 playground = pytest.importorskip("mujoco_playground")
@@ -200,15 +201,15 @@ def test_a_randomization_of_the_librarys_own_must_exist():
 
 
 def test_images_follow_the_state():
-    env = RenderedEnv(envs.make("playground/CartpoleBalance", num_envs=2))
-    env.reset(seed=0)
+    env = JaxEnvOnHost(single_copy(envs.make("playground/CartpoleBalance", num_envs=2)), jax.random.key(0))
+    env.reset(0)
     try:
-        first = env.render()
+        first, _ = env.render()
     except RuntimeError as error:
         assert "MUJOCO_GL=egl" in str(error)
         pytest.skip("MuJoCo finds no OpenGL")
     for _ in range(20):
-        env.step(np.ones(1, np.float32))
-    later = env.render()
+        env.step(np.ones((1, 1), np.float32))
+    later, _ = env.render()
     assert first.dtype == np.uint8 and first.shape == later.shape == (240, 320, 3) and first.std() > 10
     assert (first != later).any()

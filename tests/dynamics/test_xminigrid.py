@@ -6,7 +6,8 @@ import pytest
 
 from polyak import envs, train
 from polyak.agents.ppo import PPO
-from polyak.envs.rendered_env import RenderedEnv
+from polyak.envs.rendered_env import single_copy
+from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.networks.feedforward import MLP
 from tests.dynamics.library_steps import steps_beside
 
@@ -69,11 +70,11 @@ def test_the_compiled_loop_trains():
 
 
 def test_images_follow_the_state():
-    env = RenderedEnv(envs.make("xminigrid/MiniGrid-Empty-5x5", num_envs=2))
-    env.reset(seed=0)
-    first = env.render()
+    env = JaxEnvOnHost(single_copy(envs.make("xminigrid/MiniGrid-Empty-5x5", num_envs=2)), jax.random.key(0))
+    env.reset(0)
+    first, _ = env.render()
     for _ in range(3):
-        env.step(0)
-    later = env.render()
+        env.step(np.zeros(1, np.int32))
+    later, _ = env.render()
     assert first.dtype == np.uint8 and first.shape == later.shape == (160, 160, 3) and first.std() > 10
     assert (first != later).any()

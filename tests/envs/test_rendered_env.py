@@ -1,74 +1,86 @@
-"""One environment in JAX as a `gymnasium.Env` with images."""
+"""The environment of a video: one copy of the training's, with images."""
 
-import sys
-import types
-from dataclasses import dataclass
+import os
+import subprocess
 
 import gymnasium
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 import polyak
-from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.core.types import Progress
-from polyak.envs.autoreset import AutoReset
-from polyak.envs.rendered_env import RenderedEnv
-from polyak.train import callbacks
+from polyak.dynamics import opengl
+from polyak.envs.rendered_env import make_rendered, single_copy, takes_render_mode
+from polyak.envs.source import EnvSource, source_of
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Counts to 5 where the action is 1, and draws the count; action 0 is masked."""
-
-    spec = EnvSpec(Box(0.0, 5.0, (1,)), Discrete(2), "Drawn", has_action_mask=True)
-
-    def reset(self, key, num_envs):
-        return jnp.zeros((num_envs, 1))
-
-    def step(self, state, action, key):
-        state = state + jnp.float32(action)[:, None]
-        return state, 2.0, state[:, 0] == 5, False
-
-    def observe(self, state):
-        return state
-
-    def action_mask(self, state):
-        return jnp.tile(jnp.array([False, True]), (len(state), 1))
-
-    def render(self, state):
-        return np.full((4, 6, 3), int(state[0]), np.uint8)
+def make_pole(*, render_mode=None):
+    return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1", render_mode=render_mode), 7)
 
 
-ENV = AutoReset(Drawn(), num_envs=8)
-AGENT = polyak.PPO(spec=ENV.spec, network=polyak.MLP((4,)))
+@pytest.mark.parametrize("target", ["CartPole-v1", make_pole, CartPoleEnv])
+def test_a_training_environment_is_created_again_with_images(target):
+    made = make_rendered(source_of(polyak.envs.make(target, num_envs=3)))
+    made.reset(0)
+    image, fps = made.render()
+    assert made.num_envs == 1 and image.shape == (400, 600, 3) and fps == 50
 
 
-class Watched(gymnasium.Wrapper):
-    """Keeps a pixel of the image after each step."""
+def test_a_repeated_action_takes_the_time_of_its_repetitions():
+    def make_one(render_mode):
+        env = gymnasium.make("CartPole-v1", render_mode=render_mode)
+        return gymnasium.wrappers.MaxAndSkipObservation(env, 2)
 
-    def step(self, action):
-        result = self.env.step(action)
-        self.pixels = [*getattr(self, "pixels", []), int(self.env.render()[0, 0, 0])]
-        return result
-
-
-def test_an_episode_is_played_with_masks_and_drawn_once():
-    env = Watched(RenderedEnv(ENV))
-    callbacks.play_episode(AGENT.policy(AGENT.init(jax.random.key(0))), AGENT.spec, env)
-    assert env.pixels == [1, 2, 3, 4, 5] and env.render().shape == (4, 6, 3)
-    obs, info = env.reset(seed=0)
-    assert env.observation_space.contains(obs) and info["action_mask"].tolist() == [False, True]
-    assert env.step(1)[1:4] == (2.0, False, False) and env.render().max() == 1
+    env = make_rendered(EnvSource(make_one, {}))
+    env.reset(0)
+    assert env.render()[1] == 25
 
 
-def test_videos_take_an_environment_in_jax_that_has_images(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "moviepy", object())
-    recorded = []
-    monkeypatch.setattr(callbacks, "_record_episode", lambda policy, spec, env, video: recorded.append(env.unwrapped))
-    record = callbacks.record_videos(AGENT, ENV, tmp_path, every=10)
-    record(Progress(10, 10, 1, 1.0, 1.0, 1.0), {}, types.SimpleNamespace(agent=AGENT.init(jax.random.key(0))))
-    assert [type(env) for env in recorded] == [RenderedEnv]
-    with pytest.raises(ValueError, match=r"jax/CartPole-v1 renders no images; its dynamics must have a function render"):
-        callbacks.record_videos(AGENT, polyak.envs.make("jax/CartPole-v1"), tmp_path, every=10)
+def test_an_environment_without_images_is_named():
+    for target in (lambda: gymnasium.make("CartPole-v1"), "GymV21Environment-v0"):
+        with pytest.raises((ValueError, ImportError, TypeError)):
+            make_rendered(EnvSource(target, {})).render()
+    assert not takes_render_mode(lambda: None) and takes_render_mode(make_pole) and takes_render_mode(lambda **all: None)
+
+
+def test_a_jax_environment_has_one_copy():
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
+    assert single_copy(env).num_envs == 1 and make_rendered(source_of(env)).num_envs == 1
+
+
+def without_display(monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(("working", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa")])
+def test_mujoco_draws_with_what_works_without_a_display(monkeypatch, working, chosen):
+    pytest.importorskip("mujoco")
+    without_display(monkeypatch)
+    monkeypatch.setattr(opengl, "_works", working.__contains__)
+    opengl.choose_opengl()
+    assert os.environ["MUJOCO_GL"] == chosen
+    # A person's own choice stays.
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    opengl.choose_opengl()
+    assert os.environ["MUJOCO_GL"] == "glfw"
+
+
+def test_the_error_names_the_libraries_of_which_mujoco_needs_one(monkeypatch):
+    pytest.importorskip("mujoco")
+    without_display(monkeypatch)
+    monkeypatch.setattr(opengl, "_works", lambda library: False)
+    with pytest.raises(RuntimeError, match=r"there is no display, and neither EGL nor OSMesa works; .* apt install libegl1"):
+        opengl.choose_opengl()
+    monkeypatch.setenv("DISPLAY", ":0")
+    opengl.choose_opengl()
+    assert "MUJOCO_GL" not in os.environ
+
+
+def test_a_library_is_tried_in_another_process(monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **_: tried.append(command) or subprocess.CompletedProcess(command, 1)
+    )
+    opengl._works.cache_clear()
+    assert not opengl._works("egl") and "mujoco.egl" in tried[0][-1]
+    opengl._works.cache_clear()

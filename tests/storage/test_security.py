@@ -324,6 +324,7 @@ ALLOWED = {
     "envs/available.py": {"find_spec"},
     "dynamics/craftax.py": {"import_module"},  # the library's constants and renderer, of the game that was made
     "dynamics/names.py": {"find_spec"},
+    "dynamics/opengl.py": {"find_spec"},
     # An unpickler that accepts tensors only, and `genops`, which reads a pickle's opcodes and runs none of them;
     # tests/importers/test_from_stable_baselines.py attacks it.
     "importers/from_stable_baselines.py": {"pickle", "pickletools"},

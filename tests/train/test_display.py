@@ -206,7 +206,7 @@ def test_an_evaluation_is_shown_while_it_lasts_and_with_its_result():
     text = io.StringIO()
     console = Screen(file=text, force_terminal=True, width=80, legacy_windows=False)
     with show_progress(console, "ppo CartPole-v1", 1000) as display:
-        display.show_evaluating(progress(500), 100)
+        display.show_activity(progress(500), ["evaluating 100 episodes …", "evaluating …"])
         display.print_text("evaluated at 500 env_steps: mean return 210.4 (best)")
         display(progress(500), {}, None)
     plain = without_colours(text.getvalue())

@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | export | plot | pack | list."""
+"""The command line: polyak train | resume | evaluate | video | watch | export | plot | pack | list."""
 
 import codecs
 import errno
@@ -22,6 +22,8 @@ commands:
   train ALGO ENV [flags]   train an agent in a new run directory
   resume RUN [flags]       continue a run from its last checkpoint
   evaluate RUN [flags]     evaluate the greedy policy of a run
+  video RUN [-o FILE]      write a video of the greedy policy of a run
+  watch RUN                show the greedy policy of a run in a window
   export RUN --format F    export the greedy policy to one file: stablehlo, onnx or numpy
   plot RUN... -o FILE      draw curves of runs as svg, pdf or png
   pack RUN -o FILE         pack policy, settings, scores and model card into one zip file
@@ -160,6 +162,14 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
             from polyak.cli.evaluate import evaluate
 
             return evaluate
+        case "video":
+            from polyak.cli.video import video
+
+            return video
+        case "watch":
+            from polyak.cli.video import watch
+
+            return watch
         case "export":
             from polyak.cli.export import export
 
@@ -182,6 +192,6 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    message = unknown_name(name, ("train", "resume", "evaluate", "export", "plot", "pack", "list"), "command")
+    message = unknown_name(name, ("train", "resume", "evaluate", "video", "watch", "export", "plot", "pack", "list"), "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2

@@ -222,6 +222,8 @@ class TrainFlags:
     """env_steps between reports"""
     eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
     """env_steps between evaluations of the greedy policy during training; the best checkpoint is kept in best/"""
+    video_every: Annotated[int | None, default_hint("none", "INT")] = None
+    """env_steps between videos of the greedy policy, in videos/ of the run; needs polyak[video]"""
     checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports"""
     checkpoint_replay: bool = True

@@ -46,6 +46,7 @@ from polyak.train.settings import TrainSettings
 from polyak.train.training import Training
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers, options_in
+from polyak.videos.encoder import VideoError
 from polyak.workers.learner_group import Learners
 from polyak.workers.ray_workers import ClusterError
 
@@ -128,7 +129,7 @@ def train_new_run(
         finally:
             if isinstance(env, HostEnv):
                 close_envs(env)
-    except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError) as error:
+    except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError, VideoError) as error:
         return fail(error)
 
 
@@ -235,13 +236,16 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
 def _check(flags: TrainFlags) -> None:
     """Check the values of flags before anything is created; errors have the names of the flags."""
     counts = ("env_steps", "num_envs", "seeds", "eval_episodes", "eval_max_steps", "learners", "devices")
-    for name in (*counts, "report_every", "checkpoint_every", "eval_every"):
+    for name in (*counts, "report_every", "checkpoint_every", "eval_every", "video_every"):
         value = getattr(flags, name)
         if value is not None:
             check_integer("polyak train", f"--{name.replace('_', '-')}", value, at_least=0 if name == "eval_episodes" else 1)
-    for name, value in (("--checkpoint-every", flags.checkpoint_every), ("--eval-every", flags.eval_every)):
+    for name in ("checkpoint_every", "eval_every", "video_every"):
+        value = getattr(flags, name)
         if flags.report_every and value and value < flags.report_every:
-            raise UsageError(f"{name} {value} must be --report-every {flags.report_every} or more: it happens at reports")
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} must be --report-every {flags.report_every} or more: it happens at reports"
+            )
     if flags.eval_every and not flags.eval_episodes:
         raise UsageError(f"--eval-every {flags.eval_every} needs --eval-episodes of at least 1, got 0")
     check_seed("polyak train", "--seed", flags.seed)

@@ -12,6 +12,8 @@ from polyak.cli.user_flags import UserFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
+from polyak.envs.rendered_env import takes_render_mode
+from polyak.envs.source import EnvSource
 from polyak.runs import RunConfig, config_classes, read_config
 from polyak.storage.config import ConfigError, from_json
 from polyak.storage.run_directory import Run
@@ -42,10 +44,12 @@ def env_maker(flags: UserFlags, env_id: str, stored_kwargs: Mapping[str, Any] | 
             "to wrap; give --env MODULE:NAME, a function that creates a game with its preprocessing and wraps it"
         )
 
-    def make_one() -> Any:
+    def make_one(render_mode: str | None = None) -> Any:
         import gymnasium
 
-        env = make(**kwargs) if make else gymnasium.make(env_id, **{"disable_env_checker": True} | kwargs)
+        takes_mode = render_mode is not None and (make is None or takes_render_mode(make))
+        settings = kwargs | {"render_mode": render_mode} if takes_mode else kwargs
+        env = make(**settings) if make else gymnasium.make(env_id, **{"disable_env_checker": True} | settings)
         return wrap(env) if wrap else env
 
     make_one.__name__ = env_id if flags.env is None else flags.env
@@ -82,10 +86,14 @@ def import_callable(name: str, flag: str) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class UserRun:
-    """The config of a run, and a function that creates its environments."""
+    """The config of a run, and the source of its environments."""
 
     config: RunConfig
-    make_env: Callable[[int], Env | HostEnv]
+    source: EnvSource
+
+    def make_env(self, num_envs: int) -> Env | HostEnv:
+        """Create the environments."""
+        return envs.make(self.source.id, num_envs=num_envs, **self.source.options)
 
 
 def read_user_run(run: Run, flags: UserFlags, imports: str | None, *, exact: bool = False) -> UserRun:
@@ -104,18 +112,8 @@ def read_user_run(run: Run, flags: UserFlags, imports: str | None, *, exact: boo
     _check_user_flags(run, config, flags, exact=exact)
     may_import = check_import(config.env, imports) if flags.env is None else True
     target, kwargs = env_maker(flags, config.env, config.env_kwargs)
-
-    def make_env(num_envs: int) -> Env | HostEnv:
-        return envs.make(
-            target,
-            num_envs=num_envs,
-            action_scaling=config.action_scaling,
-            env_kwargs=kwargs,
-            import_modules=may_import,
-            **config.env_options,
-        )
-
-    return UserRun(config, make_env)
+    options = {"action_scaling": config.action_scaling, "env_kwargs": kwargs, "import_modules": may_import}
+    return UserRun(config, EnvSource(target, options | dict(config.env_options)))
 
 
 def store_user_flags(training: Training, flags: UserFlags) -> Training:

@@ -37,6 +37,7 @@ class ForeignDynamics:
         step_one: `(key, state, action) -> (ForeignState, reward, terminated, truncated)` of one environment.
         info_one: numbers that the library's state of one environment reports, by name; see `autoreset.ReportingDynamics`.
         render_one: the image of the library's state of one environment, or None if there are no images.
+        render_fps: steps in a second of the environment's time; the default is for environments without a time.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class ForeignDynamics:
         step_one: Callable[[PRNGKeyArray, PyTree, PyTree], tuple[ForeignState, Any, Any, Any]],
         info_one: Callable[[PyTree], Mapping[str, Any]] = lambda state: {},
         render_one: Callable[[PyTree], Any] | None = None,
+        render_fps: float = 10.0,
     ) -> None:
         self.env, self.settings, self.spec = env, settings, spec
         self._reset_one, self._step_one, self._info_one = reset_one, step_one, info_one
         self._render_one = render_one
+        self.render_fps = render_fps
 
     def __eq__(self, other: object) -> bool:
         mine = self.env, self.settings, self.spec

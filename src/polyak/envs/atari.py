@@ -11,6 +11,10 @@ from ale_py.vector_env import AtariVectorEnv
 from polyak.core.struct import check_settings, choice, integer, number, struct
 from polyak.envs.env_batch import RawStep, seeds_of
 from polyak.envs.masks import Flags
+from polyak.envs.single_env import ATARI_FPS
+
+SCREEN = (210, 160)
+"""Height and width of the emulator's screen."""
 
 
 @struct
@@ -60,9 +64,17 @@ class Atari:
 
     def make(self, game: str, num_envs: int) -> AtariVectorEnv:
         """Create the ALE's environment: complete games, unclipped rewards, next-step autoreset."""
+        return AtariVectorEnv(game, num_envs, **self._arguments())
+
+    def make_screen(self, game: str, num_envs: int) -> AtariVectorEnv:
+        """Create an equal environment whose observation is the emulator's screen, in colour."""
+        screen = {"img_height": SCREEN[0], "img_width": SCREEN[1], "stack_num": 1, "grayscale": False}
+        return AtariVectorEnv(game, num_envs, **self._arguments() | screen)
+
+    def _arguments(self) -> dict[str, Any]:
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in self.NOT_OF_THE_ALE}
         # The ALE draws from 0 to noop_max - 1.
-        return AtariVectorEnv(game, num_envs, **own, noop_max=self.noop_max + 1, episodic_life=False, reward_clipping=False)
+        return {**own, "noop_max": self.noop_max + 1, "episodic_life": False, "reward_clipping": False}
 
 
 class AtariBatch:
@@ -77,13 +89,17 @@ class AtariBatch:
         num_envs: number of environments.
         settings: settings of the preprocessing.
         name: name of the environment in errors.
+        draws: play the same games a second time, with the screen in colour as observation, for `render`.
     """
 
-    def __init__(self, game: str, num_envs: int, settings: Atari, name: str) -> None:
+    def __init__(self, game: str, num_envs: int, settings: Atari, name: str, *, draws: bool = False) -> None:
         self.form = "atari"
         self.name = name
         self.num_envs = num_envs
         self._env: Any = settings.make(game, num_envs)
+        self._screens: Any = settings.make_screen(game, num_envs) if draws else None
+        self._screen: npt.NDArray[np.uint8] | None = None
+        self._fps = ATARI_FPS / settings.frameskip
         self.obs_space: Any = self._env.single_observation_space
         self.action_space: Any = self._env.single_action_space
         self._episodic, self._clips = settings.episodic_life, settings.reward_clipping
@@ -109,6 +125,8 @@ class AtariBatch:
     def reset(self, seed: int) -> RawStep:
         """Start a new game in every environment."""
         obs, info = self._env.reset(seed=np.array(self.seeds(seed)))
+        if self._screens is not None:
+            self._screen = self._screens.reset(seed=np.array(self.seeds(seed)))[0][0, 0]
         none, zeros = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, np.float32)
         self._lives, self._is_game_over = info["lives"], none
         return RawStep([obs], zeros, none, none, record=(zeros, none, ~none))
@@ -119,6 +137,8 @@ class AtariBatch:
         if np.count_nonzero(reset_mask):
             action = np.where(reset_mask, self._first_action, action)
         obs, points, terminated, truncated, info = self._env.step(action)
+        if self._screens is not None:
+            self._screen = self._screens.step(action)[0][0, 0]
         self._lives, self._is_game_over = info["lives"], terminated | truncated
         points = points.astype(np.float32)
         reward = np.where(reset_mask, np.float32(0), np.sign(points) if self._clips else points)
@@ -126,6 +146,16 @@ class AtariBatch:
         if self._episodic:
             terminated = terminated | ((self._lives < lives) & (self._lives > 0) & ~reset_mask)
         return RawStep([obs], reward, terminated, truncated, record=record)
+
+    def render(self) -> tuple[Any, float]:
+        """Return the screen of the first game, and its frames per second.
+
+        Raises:
+            ValueError: the batch was not created to draw.
+        """
+        if self._screen is None:
+            raise ValueError(f"{self.name} draws no images: its render_mode must be 'rgb_array', got None")
+        return self._screen, self._fps
 
     def save(self) -> None:
         """Return None: the ALE's vector environment cannot save its state."""
@@ -136,4 +166,5 @@ class AtariBatch:
 
     def close(self) -> None:
         """Delete the ALE's object, which ends its threads."""
-        self._env.ale = None
+        for env in filter(None, (self._env, self._screens)):
+            env.ale = None

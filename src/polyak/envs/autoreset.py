@@ -23,7 +23,11 @@ from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, leaf_spaces
 from polyak.core.struct import static, struct
 from polyak.core.tags import SUCCESS
 from polyak.core.types import PyTree, TimeStep
+from polyak.envs.images import read_image
 from polyak.envs.reset_pool import ResetPool
+
+DEFAULT_FPS = 10.0
+"""Frames per second of dynamics without an attribute `render_fps`, such as grid worlds, which have no time."""
 
 # Rewards may be integers or bools too.
 REAL = (jnp.floating, jnp.integer, jnp.bool_)
@@ -148,6 +152,19 @@ class AutoReset:
         obs, mask, info = self._observe(after), self._action_mask(after), self._info(after)
         time_step = TimeStep(obs, reward, terminated, truncated, first, mask, info=info)
         return AutoResetState(after, terminated | truncated, pool), time_step
+
+    def render(self, state: AutoResetState) -> tuple[Any, float]:
+        """Return the image of the first environment, `[H, W, 3]`, and its frames per second; not for compiled programs.
+
+        Raises:
+            ValueError: the dynamics have no function `render`, or it returns no image.
+        """
+        dynamics: Any = self.dynamics
+        draw = getattr(dynamics, "render", None)
+        if draw is None:
+            raise ValueError(f"{self.spec.id} draws no images; its dynamics must have a function render(state)")
+        image = read_image(str(self.spec.id), draw(jax.tree.map(lambda leaf: leaf[0], state.dynamics)))
+        return image, float(getattr(dynamics, "render_fps", DEFAULT_FPS))
 
     def _reset(self, state: PyTree, pool: ResetPool | None, first: Any, key: PRNGKeyArray) -> tuple[PyTree, ResetPool | None]:
         """Return the states, with initial states where `first` is set, and the pool without the states that were taken."""

@@ -16,6 +16,7 @@ from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import static, struct
 from polyak.envs.autoreset import Dynamics
+from polyak.envs.classic_images import RENDER_FPS, draw_classic
 
 Step = tuple[Any, Float[Array, " B"], Bool[Array, " B"], Bool[Array, " B"]]
 
@@ -101,6 +102,15 @@ class CartPole:
         """Return the four quantities."""
         return jnp.stack([state.x, state.x_dot, state.theta, state.theta_dot], axis=-1)
 
+    @property
+    def render_fps(self) -> float:
+        """Frames per second of Gymnasium's environment."""
+        return RENDER_FPS["CartPole-v1"]
+
+    def render(self, state: CartPoleState) -> Any:
+        """Return the image of the state of one environment."""
+        return draw_classic("CartPole-v1", state.x, state.x_dot, state.theta, state.theta_dot)
+
 
 @struct
 class PendulumState:
@@ -148,6 +158,15 @@ class Pendulum:
     def observe(self, state: PendulumState) -> Float[Array, "B 3"]:
         """Return cos θ, sin θ and θ̇."""
         return jnp.stack([jnp.cos(state.theta), jnp.sin(state.theta), state.theta_dot], axis=-1)
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second of Gymnasium's environment."""
+        return RENDER_FPS["Pendulum-v1"]
+
+    def render(self, state: PendulumState) -> Any:
+        """Return the image of the state of one environment."""
+        return draw_classic("Pendulum-v1", state.theta, state.theta_dot)
 
 
 @struct
@@ -204,6 +223,15 @@ class Acrobot:
         """Cosine and sine of both angles, and the velocities."""
         cos1, sin1, cos2, sin2 = jnp.cos(state.theta1), jnp.sin(state.theta1), jnp.cos(state.theta2), jnp.sin(state.theta2)
         return jnp.stack([cos1, sin1, cos2, sin2, state.velocity1, state.velocity2], axis=-1)
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second of Gymnasium's environment."""
+        return RENDER_FPS["Acrobot-v1"]
+
+    def render(self, state: AcrobotState) -> Any:
+        """Return the image of the state of one environment."""
+        return draw_classic("Acrobot-v1", state.theta1, state.theta2, state.velocity1, state.velocity2)
 
 
 def _acrobot_derivative(y: Float[Array, "4 B"], torque: Float[Array, " B"]) -> Float[Array, "4 B"]:
@@ -264,6 +292,15 @@ class MountainCar:
     def observe(self, state: MountainCarState) -> Float[Array, "B 2"]:
         """Position and velocity."""
         return jnp.stack([state.position, state.velocity], axis=-1)
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second of Gymnasium's environment."""
+        return RENDER_FPS["MountainCar-v0"]
+
+    def render(self, state: MountainCarState) -> Any:
+        """Return the image of the state of one environment."""
+        return draw_classic("MountainCar-v0", state.position, state.velocity)
 
 
 DYNAMICS: dict[str, Callable[..., Dynamics]] = {

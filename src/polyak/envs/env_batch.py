@@ -65,6 +65,10 @@ class Batch(Protocol):
         """Use the seeds of environments `start`, ... of a batch of `total`."""
         ...
 
+    def render(self) -> tuple[Any, float | None]:
+        """Return the image of the first environment, and its frames per second or None."""
+        ...
+
     def save(self) -> list[Any] | None:
         """Return snapshots as plain data, or None if there are none."""
         ...
@@ -192,6 +196,11 @@ class SingleBatch:
         """Step every environment; where `reset_mask` is set, reset it instead."""
         arguments = list(zip(split_action(self.action_space, action), reset_mask.tolist(), strict=True))
         return stack_steps(self.leaves, self.group.call("step", arguments))
+
+    def render(self) -> tuple[Any, float | None]:
+        """Return the image of the first environment, and its frames per second or None."""
+        picture: tuple[Any, float | None] = self.group.call("render", self._no_arguments)[0]
+        return picture
 
     def save(self) -> list[Any] | None:
         """Return the environments' snapshots as plain data, or None if an environment has no snapshot."""

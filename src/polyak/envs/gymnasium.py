@@ -15,6 +15,7 @@ from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
 from polyak.core.warn import warn
 from polyak.envs.env_batch import Batch, RawStep
+from polyak.envs.images import read_image
 from polyak.envs.masks import Flags
 from polyak.envs.obs_reader import obs_leaves
 from polyak.envs.source import EnvSource
@@ -125,6 +126,17 @@ class GymnasiumEnv:
         first, self._last = self._last, None
         self._steps += 1
         return self._time_step(self._batch.step(native, first), first)
+
+    def render(self) -> tuple[npt.NDArray[np.uint8], float | None]:
+        """Return the image of the first environment, `[H, W, 3]`, and its frames per second or None.
+
+        Raises:
+            ValueError: the environment was not created with `render_mode="rgb_array"`, or returns no image.
+            RuntimeError: the environment is closed.
+        """
+        self._check_open()
+        image, fps = self._batch.render()
+        return read_image(self.spec.id or "env", image), fps
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return the complete state of the environments as plain data, or None if it cannot be read exactly.

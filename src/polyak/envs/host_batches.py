@@ -117,6 +117,8 @@ def _check_render_mode(id: str, settings: dict[str, Any], entry_point: Any) -> N
     # Modes that Gymnasium's wrappers create from arrays.
     from_arrays = {"rgb_array": ["human", "rgb_array_list"], "rgb_array_list": ["human"], "ansi": ["ansi_list"]}
     supported = modes + [name for own in modes for name in from_arrays.get(own, [])]
+    if not supported and mode == "rgb_array":
+        raise ValueError(f"make: {id} draws no images: its metadata has no render mode, so render_mode must be left out")
     if mode not in supported:
         expected = " or ".join(map(repr, dict.fromkeys(supported))) or "None"
         raise ValueError(f"make: env_kwargs['render_mode'] must be {expected} for {id}, got {mode!r}")
@@ -134,8 +136,12 @@ def _atari_batch(spec: Any, options: BatchOptions, settings: dict[str, Any]) -> 
 
     registered = {name: value for name, value in spec.kwargs.items() if name != "game"}
     # Gymnasium's checker is for single environments.
-    fields = {name: value for name, value in settings.items() if name != "disable_env_checker"}
-    return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | fields), spec.id)
+    fields = {name: value for name, value in settings.items() if name not in ("disable_env_checker", "render_mode")}
+    mode = settings.get("render_mode")
+    if mode not in (None, "rgb_array"):
+        raise ValueError(f"make: env_kwargs['render_mode'] must be 'rgb_array' for {spec.id}, got {mode!r}")
+    draws = mode is not None
+    return AtariBatch(spec.kwargs["game"], options.num_envs, Atari(**registered | fields), spec.id, draws=draws)
 
 
 def _single_batch(make_env: Callable[[], Any], name: str, options: BatchOptions) -> Any:

@@ -1,67 +1,72 @@
-"""An environment in JAX as a `gymnasium.Env` that renders images, for videos."""
+"""Creates the environment of a video: one copy of a training's environment that draws images."""
 
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
 from typing import Any
 
-import gymnasium
-import jax
-import numpy as np
+from polyak.core.types import Env, HostEnv
+from polyak.dynamics.opengl import choose_opengl, silence_pygame
+from polyak.envs.constructors import is_in_jax, make
+from polyak.envs.source import EnvSource, can_make_again
 
-from polyak.core.gymnasium_spaces import to_gymnasium
-from polyak.core.types import Env, PyTree
-from polyak.envs.autoreset import AutoReset
+RENDER_MODE = "rgb_array"
+
+DRAWN_BY_MUJOCO = ("brax/", "playground/")
+"""Prefixes of environments in JAX whose images MuJoCo draws."""
 
 
-class RenderedEnv(gymnasium.Env[Any, Any]):
-    """One copy of an environment in JAX, with an action and an observation in its own units, and without autoreset.
-
-    Args:
-        env: an environment whose dynamics have a function `render`, which returns the image `[H, W, 3]`, uint8, of the state
-            of one environment.
+def make_rendered(source: EnvSource) -> Env | HostEnv:
+    """Create one copy of an environment, with `render_mode="rgb_array"` if it is Gymnasium's.
 
     Raises:
-        ValueError: the dynamics have no such function.
+        ValueError: the environment draws no images.
+        RuntimeError: MuJoCo draws its images, and finds no OpenGL.
     """
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 (as Gymnasium declares it)
-    render_mode = "rgb_array"
-
-    def __init__(self, env: Env) -> None:
-        dynamics: Any = env.dynamics if isinstance(env, AutoReset) else None
-        render: Any = getattr(dynamics, "render", None)
-        if render is None:
-            raise ValueError(f"{env.spec.id} renders no images; its dynamics must have a function render(state)")
-        self._render, self._has_mask = render, env.spec.has_action_mask
-        self.observation_space, self.action_space = to_gymnasium(env.spec.obs), to_gymnasium(env.spec.action)
-        self._reset, self._step = jax.jit(dynamics.reset, static_argnums=1), jax.jit(dynamics.step)
-        self._dynamics, self._state, self._key = dynamics, None, jax.random.key(0)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[PyTree, dict[str, Any]]:
-        """Start an episode; a seed sets the key of it and of later ones."""
-        super().reset(seed=seed)
-        self._key = self._key if seed is None else jax.random.key(seed)
-        self._state = self._reset(self._next_key(), 1)
-        return self._observe()
-
-    def step(self, action: PyTree) -> tuple[PyTree, float, bool, bool, dict[str, Any]]:
-        """Step the environment."""
-        batch = jax.tree.map(lambda leaf: np.asarray(leaf)[None], action)
-        self._state, *rest = self._step(self._state, batch, self._next_key())
-        obs, info = self._observe()
-        reward, terminated, truncated = (np.ravel(x)[0] for x in rest)
-        return obs, float(reward), bool(terminated), bool(truncated), info
-
-    def render(self) -> Any:
-        """Return the image of the state."""
-        return self._render(_first(self._state))
-
-    def _observe(self) -> tuple[PyTree, dict[str, Any]]:
-        info = {"action_mask": _first(self._dynamics.action_mask(self._state))} if self._has_mask else {}
-        return jax.tree.map(np.asarray, (_first(self._dynamics.observe(self._state)), info))
-
-    def _next_key(self) -> Any:
-        self._key, key = jax.random.split(self._key)
-        return key
+    target, options = source.id, dict(source.options)
+    silence_pygame()
+    if is_in_jax(target):
+        if isinstance(target, str) and target.startswith(DRAWN_BY_MUJOCO):
+            choose_opengl()
+        return make(target, num_envs=1, **options)
+    if isinstance(target, str):
+        # Vectorized forms may have no images; the ALE has no other form.
+        options["vectorization"] = "auto" if target.startswith("ALE/") else "sync"
+        options["env_kwargs"] = dict(options.get("env_kwargs") or {}) | {"render_mode": RENDER_MODE}
+    elif can_make_again(target):
+        options["vectorization"] = "sync"
+        target = with_images(target)
+    env = make(target, num_envs=1, **options)
+    if "mujoco" in sys.modules:
+        choose_opengl()
+    return env
 
 
-def _first(batch: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[0], batch)
+def with_images(create: Callable[..., Any]) -> Callable[[], Any]:
+    """Return a function that creates the environment with `render_mode="rgb_array"`, if `create` takes this argument."""
+    if not takes_render_mode(create):
+        return create
+
+    def create_with_images() -> Any:
+        return create(render_mode=RENDER_MODE)
+
+    create_with_images.__name__ = getattr(create, "__name__", type(create).__name__)
+    return create_with_images
+
+
+def takes_render_mode(create: Callable[..., Any]) -> bool:
+    """Return True if a function or class takes the argument `render_mode`."""
+    try:
+        parameters = inspect.signature(create).parameters
+    except (TypeError, ValueError):  # It is not written in Python.
+        return False
+    return "render_mode" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def single_copy(env: Env) -> Env:
+    """Return an environment in JAX with one copy; `env` itself if it cannot be changed."""
+    if env.num_envs == 1 or not dataclasses.is_dataclass(env):
+        return env
+    one: Env = dataclasses.replace(env, num_envs=1)
+    return one

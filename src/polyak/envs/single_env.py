@@ -27,6 +27,12 @@ from polyak.envs.libraries import conversion
 from polyak.envs.masks import Flags, check_maskable, read_masks
 from polyak.envs.obs_reader import obs_leaves, read_obs
 
+FRAME_SKIPS = {"AtariPreprocessing": "frame_skip", "MaxAndSkipObservation": "_skip"}
+"""Gymnasium's wrappers that repeat actions, and the attributes with the number of repetitions."""
+
+ATARI_FPS = 60
+"""Emulator frames in a second."""
+
 SingleStep: TypeAlias = tuple[list[Any], float, bool, bool, list[Flags] | None, dict[str, float]]
 """Observation leaves, reward, terminated, truncated, action masks, values of `info` by tag."""
 
@@ -126,6 +132,17 @@ class SingleEnv:
             values.setdefault(RETURN, float(self._recorder.episode_returns))
         return read_obs(self.leaves, obs, self.location), reward, terminated, truncated, mask, values
 
+    def render(self) -> Any:
+        """Return the environment's image, and its frames per second or None.
+
+        Raises:
+            ValueError: the environment was not created to return images.
+        """
+        mode = self.env.render_mode
+        if mode != "rgb_array":
+            raise ValueError(f"{self.name} draws no images: its render_mode must be 'rgb_array', got {mode!r}")
+        return self.env.render(), frames_per_second(self.env)
+
     def save(self) -> dict[str, Any] | None:
         """Return a snapshot as plain data, or None if the environment's state cannot be read."""
         state = snapshots.save(self.env, self._report_state)
@@ -187,3 +204,17 @@ class SingleEnv:
         if mask is None and not is_last:
             raise ValueError(f"{self.location()}: info must have an action_mask, as the first reset returned one; got none")
         return read_masks(self.env.action_space, mask, self.location(), is_last=is_last)
+
+
+def frames_per_second(env: Any) -> float | None:
+    """Return the number of steps in a second of an environment's real time; None if its metadata does not say it."""
+    fps = (env.metadata or {}).get("render_fps")
+    if type(env.unwrapped).__name__ == "AtariEnv":
+        # The ALE's metadata say 30, however many frames a step has.
+        fps = ATARI_FPS / np.mean(env.unwrapped._frameskip)
+    if fps is None:
+        return None
+    for layer in layers_of(env):
+        if (name := FRAME_SKIPS.get(type(layer).__name__)) is not None:
+            fps = fps / getattr(layer, name)
+    return float(fps)

@@ -222,6 +222,18 @@ class VectorBatch:
         masks = self._complete(arrays, is_last, result[4], reset_mask)
         return RawStep(arrays, reward, terminated, truncated, masks, info=values)
 
+    def render(self) -> tuple[Any, float | None]:
+        """Return the image of the first environment, and its frames per second or None.
+
+        Raises:
+            ValueError: the environment was not created to return images.
+        """
+        mode = getattr(self.env, "render_mode", None)
+        if mode != "rgb_array":
+            raise ValueError(f"{self.name} draws no images: its render_mode must be 'rgb_array', got {mode!r}")
+        images: Any = self.env.render()
+        return images[0], self.env.metadata.get("render_fps")
+
     def save(self) -> list[Any] | None:
         """Return a snapshot as plain data, or None if the state cannot be read."""
         state = snapshots.save_layer(self.env, self._report_state) if self.env is self.env.unwrapped else None

@@ -55,6 +55,18 @@ class JaxEnvOnHost:
         self._number = self._number + np.uint32(1)
         return jax.tree.map(np.asarray, time_step)
 
+    def render(self) -> tuple[Any, float | None]:
+        """Return the image of the first environment, and its frames per second or None.
+
+        Raises:
+            ValueError: the environment draws no images.
+        """
+        draw = getattr(self._env, "render", None)
+        if draw is None:
+            raise ValueError(f"{self.spec.id} draws no images; it must have a function render(state)")
+        picture: tuple[Any, float | None] = draw(self.state)
+        return picture
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state's arrays, the key and the number of steps."""
         leaves = [np.asarray(jax.device_get(leaf)) for leaf in jax.tree.leaves(self.state)]

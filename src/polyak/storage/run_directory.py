@@ -49,7 +49,7 @@ __all__ = [
 
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
 WORKERS, WORKER_OUTPUT = "workers.jsonl", "workers"
-CHECKPOINTS, BEST, TENSORBOARD, LOCK = "checkpoints", "best", "tb", "run.lock"
+CHECKPOINTS, BEST, TENSORBOARD, VIDEOS, LOCK = "checkpoints", "best", "tb", "videos", "run.lock"
 
 # Files that a killed `create` may leave; a directory without a config is no run yet.
 _LEFTOVERS = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
@@ -91,6 +91,11 @@ class Run:
     def tensorboard(self) -> Path:
         """The directory for TensorBoard's event files."""
         return self.directory / TENSORBOARD
+
+    @property
+    def videos(self) -> Path:
+        """The directory of videos, `ENV_STEPS.mp4`."""
+        return self.directory / VIDEOS
 
     @property
     def metrics(self) -> Path:
@@ -327,7 +332,7 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
         inside = runs_in(path)
         names = ", ".join(map(str, inside[:_MOST_NAMES])) + (f" and {len(inside):,} in all" if inside[_MOST_NAMES:] else "")
         raise RunError(f"{path}: holds no run (it has no {CONFIG})" + (f"; give one of {names}" if inside else ""))
-    for name in (CHECKPOINTS, BEST, TENSORBOARD):
+    for name in (CHECKPOINTS, BEST, TENSORBOARD, VIDEOS):
         if (path / name).is_symlink():
             raise RunError(f"{path / name}: is a symbolic link; a run keeps its files inside its own directory")
     _warn_about_permissions(path)

@@ -94,11 +94,11 @@ class Display:
             self._print_at = progress.env_steps + self._env_steps // PLAIN_LINES
             self._console.print_line(self._prefix + texts[0])
 
-    def show_evaluating(self, progress: Progress, episodes: int) -> None:
-        """Show, until the next report, that an evaluation is running."""
+    def show_activity(self, progress: Progress, texts: Sequence[str]) -> None:
+        """Show, until the next report, that something else is running, by the first of the texts that fits."""
         self._show_compilation(progress)
         if self._update_bar is not None:
-            self._update_bar(None, self._fit([f"evaluating {episodes} episodes …", "evaluating …"]))
+            self._update_bar(None, self._fit(texts))
 
     def print_text(self, text: str) -> None:
         """Print a line with the title."""

@@ -175,7 +175,7 @@ class PeriodicEvaluation:
         self._last = now
         policy = self._agent.policy(state.agent)
         if self._display is not None:
-            self._display.show_evaluating(progress, self._episodes)
+            self._display.show_activity(progress, [f"evaluating {self._episodes} episodes …", "evaluating …"])
             if limit := describe_limit(metrics, self._max_steps):
                 self._display.print_text(self._label + limit)
         evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed, self._max_steps)

@@ -29,6 +29,7 @@ from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.settings import TrainSettings, runs_with
 from polyak.train.training import Start, Training
+from polyak.train.video_callback import check_videos
 from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
 from polyak.train.worker_settings import Workers, as_workers, config_fields
 from polyak.workers.learner_group import Learners
@@ -257,13 +258,16 @@ def prepare(
     if learners is None:
         mesh_over(devices, env.num_envs)
     loop = _checked_loop(agent, env, loop, devices, settings.replay_on, settings.checkpoint_replay)
-    report_every, checkpoint_every = intervals(settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every)
+    report_every, checkpoint_every = intervals(
+        settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every, settings.video_every
+    )
     eval_episodes = settings.eval_episodes
     eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
     check_eval_env("train.run", agent, env, eval_env, eval_every)
     if eval_episodes and eval_env is None and isinstance(env, HostEnv):
         require_source(env)
+    check_videos("train.run", env, settings)
     stored = None if source is None else storable(source)
     config = RunConfig(
         algorithm=algorithm or algorithm_name(agent),
@@ -286,6 +290,7 @@ def prepare(
         eval_episodes=eval_episodes if eval_every else 0,
         final_eval_episodes=eval_episodes,
         eval_max_steps=settings.eval_max_steps,
+        video_every=settings.video_every,
         checkpoint_replay=settings.checkpoint_replay,
         **workers,
         learners=1 if learners is None else learners.number,
@@ -308,14 +313,18 @@ def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, rep
 
 
 def intervals(
-    env_steps: int, report_every: int | None, checkpoint_every: int | None, eval_every: int | None = None
+    env_steps: int,
+    report_every: int | None,
+    checkpoint_every: int | None,
+    eval_every: int | None = None,
+    video_every: int | None = None,
 ) -> tuple[int | None, int]:
     """Return env_steps between reports and between checkpoints, which are saved at reports.
 
     Raises:
         TypeError, ValueError: an interval is not a positive integer, or is shorter than `report_every`.
     """
-    wanted = {"checkpoint_every": checkpoint_every, "eval_every": eval_every}
+    wanted = {"checkpoint_every": checkpoint_every, "eval_every": eval_every, "video_every": video_every}
     for name, value in ({"report_every": report_every} | wanted).items():
         check_integer("train.run", name, value, optional=True)
         if report_every and value and value < report_every:

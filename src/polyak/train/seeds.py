@@ -37,6 +37,7 @@ from polyak.train.training import (
     save_last,
     with_evaluations,
 )
+from polyak.train.video_callback import check_videos, periodic_video
 
 
 @suggest_arguments("train.run_seeds")
@@ -75,9 +76,11 @@ def run_seeds(
         algorithm = agent.lower() if isinstance(agent, str) else None
 
         def prepare_seed(seed: int, directory: Path | None) -> Training:
-            one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory})
+            videos = {} if directory is not None else {"video_every": None}
+            one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, **videos})
             return prepare(agent_made, made, one, source=source, algorithm=algorithm)
 
+        check_videos("train.run_seeds", made, fields)
         # Check all settings before a directory is created.
         prepare_seed(numbers[0], None)
         run_dir = fields.run_dir
@@ -200,13 +203,19 @@ def train_in_parallel(
             stack.enter_context(periodic_evaluation(training, display, f"seed {training.config.seed} "))
             for training in trainings
         ]
+        videos = [
+            stack.enter_context(periodic_video(training.config, training.env, training.run, 0, display))
+            for training in trainings
+        ]
         results = compiled_seeds(
             first.agent,
             cast(Env, trainings[0].env),
             env_steps=first.env_steps,
             keys=keys,
             callbacks=[
-                join_callbacks(training, notes[i], evaluations[i], callbacks[i] if callbacks else (), reports.callback_of(i))
+                join_callbacks(
+                    training, notes[i], [*evaluations[i], *videos[i]], callbacks[i] if callbacks else (), reports.callback_of(i)
+                )
                 for i, training in enumerate(trainings)
             ],
             report_every=first.report_every,

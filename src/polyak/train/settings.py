@@ -53,6 +53,8 @@ class CommonSettings:
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
         eval_env: environments for evaluation; None makes copies of the training environments.
         eval_max_steps: maximum number of steps of each environment, after which an unfinished evaluation is skipped.
+        video_every: env_steps between videos of the greedy policy, in `RUN/videos`; needs `run_dir` and an environment with
+            images. Training gives the same bits with videos and without.
         replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
         should_stop: called between iterations; True ends the training.
     """
@@ -68,6 +70,7 @@ class CommonSettings:
     eval_every: int | None = None
     eval_env: Env | HostEnv | None = None
     eval_max_steps: int = MAX_EVALUATION_STEPS
+    video_every: int | None = None
     replay_on: ReplayOn = "device"
     should_stop: Callable[[], bool] = never
 

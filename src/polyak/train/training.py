@@ -28,6 +28,7 @@ from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate
 from polyak.train.interrupt import Interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
+from polyak.train.video_callback import periodic_video
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.learner_group import Learners
 from polyak.workers.supervise import StoppedBeforeStart
@@ -121,12 +122,13 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
         if 0 < left < rollout:
             display.print_text(f"trains on one rollout of num_steps * num_envs = {rollout:,} steps, not {left:,}")
         evaluation = stack.enter_context(periodic_evaluation(training, display))
+        videos = stack.enter_context(periodic_video(config, training.env, run, start.env_steps, display))
         trained: TrainResult = loop(
             config.agent,
             training.env,
             env_steps=config.env_steps,
             key=training.key,
-            callbacks=join_callbacks(training, notes[0], evaluation, callbacks, display),
+            callbacks=join_callbacks(training, notes[0], [*evaluation, *videos], callbacks, display),
             report_every=config.report_every,
             **split,
             resume_from=start.state,
@@ -140,7 +142,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
 
 
 def join_callbacks(
-    training: Training, note: Callback, evaluation: Sequence[Callback], callbacks: Sequence[Callback], display: Callback
+    training: Training, note: Callback, periodic: Sequence[Callback], callbacks: Sequence[Callback], display: Callback
 ) -> list[Callback]:
     """Return all callbacks of a training; the writers come last, so that metrics that a callback adds are written.
 
@@ -152,7 +154,7 @@ def join_callbacks(
         return lambda progress, *rest: callback(dataclasses.replace(progress, eval_every=config.eval_every), *rest)
 
     written = writers(run, config, training.start) if run else [_recorder(training.history)]
-    return [note, *evaluation, *map(wrap, callbacks), display, *written]
+    return [note, *periodic, *map(wrap, callbacks), display, *written]
 
 
 def _recorder(history: list[dict[str, float]]) -> Callback:
