@@ -77,6 +77,7 @@ LONGER = {
     "tests/train/test_run.py": _TRAININGS,
     "tests/train/test_run_video.py": _TRAININGS,
     "tests/train/test_seeds.py": _TRAININGS,
+    "tests/train/test_tracking.py": _TRAININGS,
     "tests/train/test_worker_loops.py": _TRAININGS,
     "tests/workers/test_asynchronous_loop.py": _TRAININGS,
     "tests/workers/test_fault_storm.py": _TRAININGS,

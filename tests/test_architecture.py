@@ -30,6 +30,7 @@ EVERYTHING = ALGORITHM_PARTS | {
     "reports",
     "runs",
     "packs",
+    "tracking",
     "videos",
     "cli",
 }
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "loops": {"core", "copies", "policies"},
     "workers": {"core", "copies", "loops"},
     "storage": {"core"},
+    "tracking": {"core"},
     "videos": {"core", "dynamics", "envs", "loops", "policies"},
     "importers": {"core", "networks", "ops", "policies"},
     "export": {"core", "ops", "networks", "policies", "storage"},

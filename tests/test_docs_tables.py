@@ -257,7 +257,7 @@ def test_verbs_of_the_network_copies_exist(page, heading):
 def test_callbacks_of_the_stable_baselines3_table_exist():
     spans = column(STABLE_BASELINES3_PAGE, "Callbacks and evaluation", 2)
     named = {found[1] for span in without_training(spans) if (found := re.match(r"polyak\.train\.callbacks\.(\w+)", span))}
-    assert named == set(polyak.train.callbacks.__all__) - {"log_to_mlflow"}
+    assert named == set(polyak.train.callbacks.__all__) - {"log_to_mlflow", "log_to_trackio"}
 
 
 def test_policies_of_the_tf_agents_table_exist():

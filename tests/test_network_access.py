@@ -21,8 +21,11 @@ ALLOWED = {
     "envs/process_workers.py": {"socket"},
     # Its format of files, not its server.
     "storage/tensorboard.py": {"tensorboard"},
-    # The caller's own tracking, in a callback that is asked for.
+    # The caller's own tracking, which is asked for.
     "train/callbacks.py": {"mlflow"},
+    "tracking/names.py": {"wandb", "mlflow", "tensorboard"},
+    "tracking/to_wandb.py": {"wandb"},
+    "tracking/to_mlflow.py": {"mlflow"},
     # A program that is not known is first read in another process.
     "export/stablehlo.py": {"subprocess"},
     # ffmpeg, which reads images from a pipe, and a library of OpenGL that is tried in another process.

@@ -99,6 +99,7 @@ class RunConfig:
         final_eval_episodes: number of episodes of the final evaluation; None in runs of older versions.
         eval_max_steps: maximum number of steps of each environment in an evaluation.
         video_every: env_steps between videos of the greedy policy; None for none.
+        track: tracker of experiments that logs the run; None for none.
         checkpoint_replay: checkpoints contain the agent's replay, if it has one.
         workers: number of worker processes of the distributed and the asynchronous loop; None in other loops.
         lag: maximum age, in updates, of a rollout's policy.
@@ -135,6 +136,9 @@ class RunConfig:
     final_eval_episodes: int | None = integer(default=None, at_least=0, at_most=None, optional=True)
     eval_max_steps: int = integer(default=MAX_EVALUATION_STEPS, at_most=None)
     video_every: int | None = integer(default=None, at_most=None, optional=True)
+    track: Literal["wandb", "mlflow", "trackio", "tensorboard"] | None = choice(
+        default=None, choices=(None, "wandb", "mlflow", "trackio", "tensorboard")
+    )
     checkpoint_replay: bool = choice(default=True, choices=(False, True))
     workers: int | None = integer(default=None, at_most=MAX_WORKERS, optional=True)
     lag: int = integer(default=0, at_least=0, at_most=MAX_LAG)

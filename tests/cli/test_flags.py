@@ -68,6 +68,7 @@ OUT_OF_RANGE = {
     "checkpoint-every": NOT_POSITIVE,
     "eval-every": NOT_POSITIVE,
     "video-every": NOT_POSITIVE,
+    "track": ("comet",),
     "checkpoint-replay": ("maybe",),
     "agent": (),
     "env": (),

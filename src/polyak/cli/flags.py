@@ -13,6 +13,7 @@ import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
 from polyak.core.suggestions import escape_control, find_replacement
+from polyak.tracking.names import TrackerName
 
 T = TypeVar("T")
 
@@ -224,6 +225,8 @@ class TrainFlags:
     """env_steps between evaluations of the greedy policy during training; the best checkpoint is kept in best/"""
     video_every: Annotated[int | None, default_hint("none", "INT")] = None
     """env_steps between videos of the greedy policy, in videos/ of the run; needs polyak[video]"""
+    track: Annotated[TrackerName | None, default_hint("none", "{wandb,mlflow,trackio,tensorboard}")] = None
+    """tracker that logs settings, metrics, videos and checkpoints; needs polyak[TRACKER]"""
     checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
     """env_steps between checkpoints, which are saved at reports"""
     checkpoint_replay: bool = True

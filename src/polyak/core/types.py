@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
@@ -524,6 +525,8 @@ class Progress:
         nondeterminism: why a resumed run may differ from an uninterrupted one: Python policies not known to be deterministic.
         eval_every: env_steps between evaluations of `train.run`; None without evaluations.
         episodes: the newest iterations with about the last 100 episodes, for the means of a resumed run.
+        settings: the settings of `train.run` as JSON data, the content of `config.json`; empty in loops alone.
+        run_dir: the run directory of `train.run`, or None.
     """
 
     env_steps: int
@@ -537,6 +540,8 @@ class Progress:
     nondeterminism: tuple[str, ...] = ()
     eval_every: int | None = None
     episodes: tuple[EndedEpisodes, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run_dir: Path | None = None
 
 
 Callback: TypeAlias = Callable[[Progress, dict[str, float], PyTree], object]

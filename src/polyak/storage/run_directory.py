@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
-WORKERS, WORKER_OUTPUT = "workers.jsonl", "workers"
+WORKERS, WORKER_OUTPUT, TRACKING = "workers.jsonl", "workers", "tracking.json"
 CHECKPOINTS, BEST, TENSORBOARD, VIDEOS, LOCK = "checkpoints", "best", "tb", "videos", "run.lock"
 
 # Files that a killed `create` may leave; a directory without a config is no run yet.
@@ -355,7 +355,7 @@ def open_for_parent(directory: Path) -> Run:
 
 def is_run_file(path: Path) -> bool:
     """Return True if a run writes this path. A run has config.json and system.json; other programs may have the first."""
-    own = {CONFIG, METRICS, WORKERS, WORKER_OUTPUT, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
+    own = {CONFIG, METRICS, WORKERS, WORKER_OUTPUT, TRACKING, SYSTEM, SUMMARY, LOCK, CHECKPOINTS, BEST, TENSORBOARD}
     real = Path(os.path.realpath(path))
     runs = [root for root in real.parents if all(os.path.lexists(root / name) for name in (CONFIG, SYSTEM))]
     names = [real.relative_to(root).parts[0] for root in runs]

@@ -1,4 +1,4 @@
-"""Callbacks for `polyak.train.run`: early stopping, Weights & Biases, MLflow and videos of the greedy policy."""
+"""Callbacks for `polyak.train.run`: early stopping, Weights & Biases, MLflow, Trackio and videos of the greedy policy."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,12 +12,15 @@ from polyak.core.types import Agent, Callback, Env, HostEnv, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.envs.constructors import make
 from polyak.loops.loop import check_spec
-from polyak.storage.writers import with_time
+from polyak.tracking.to_mlflow import tracker_of
+from polyak.tracking.to_trackio import TrackioTracker
+from polyak.tracking.to_wandb import WandbTracker
+from polyak.train.tracking import TrackedRun
 from polyak.train.video_callback import PeriodicVideo
 from polyak.videos.encoder import find_ffmpeg
 from polyak.videos.play import check_images
 
-__all__ = ["log_to_mlflow", "log_to_wandb", "record_videos", "stop_at_reward", "stop_without_improvement"]
+__all__ = ["log_to_mlflow", "log_to_trackio", "log_to_wandb", "record_videos", "stop_at_reward", "stop_without_improvement"]
 
 EVALUATED = "eval/mean_reward"
 
@@ -82,22 +85,22 @@ def _warns_if_missing(owner: str, tag: str) -> Callable[[Progress, Mapping[str, 
 
 
 def log_to_wandb(run: Any) -> Callback:
-    """Log every metric to a Weights & Biases run, the result of `wandb.init(...)`, on the axis of env_steps.
+    """Log settings, metrics and videos to a run of Weights & Biases, the result of `wandb.init(...)`, on the axis of env_steps.
+
+    `track="wandb"` of `polyak.train.run` creates the run, logs checkpoints too, and continues it where the training is resumed.
 
     Raises:
         TypeError: `run` has no method `log`.
     """
     if not callable(getattr(run, "log", None)):
         raise TypeError(f"log_to_wandb: run must be the result of wandb.init(...), got {run!r:.80}")
-
-    def log(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
-        run.log(with_time(progress, metrics), step=progress.env_steps)
-
-    return log
+    return TrackedRun("log_to_wandb", WandbTracker(run))
 
 
 def log_to_mlflow() -> Callback:
-    """Log every metric to MLflow's active run, on the axis of env_steps.
+    """Log settings, metrics and videos to MLflow's active run, which is started if there is none, on the axis of env_steps.
+
+    `track="mlflow"` of `polyak.train.run` logs checkpoints too, and continues the run where the training is resumed.
 
     Raises:
         ImportError: the package `mlflow` is not installed.
@@ -105,12 +108,22 @@ def log_to_mlflow() -> Callback:
     try:
         import mlflow
     except ModuleNotFoundError:
-        raise ImportError("log_to_mlflow needs the package mlflow: pip install mlflow") from None
+        raise ImportError("log_to_mlflow needs the package mlflow: pip install 'polyak[mlflow]'") from None
+    run = mlflow.active_run() or mlflow.start_run()
+    return TrackedRun("log_to_mlflow", tracker_of(mlflow.MlflowClient(), run.info.run_id))
 
-    def log(progress: Progress, metrics: dict[str, float], state: PyTree) -> None:
-        mlflow.log_metrics(with_time(progress, metrics), step=progress.env_steps)
 
-    return log
+def log_to_trackio(run: Any) -> Callback:
+    """Log settings, metrics and videos to a run of Trackio, the result of `trackio.init(...)`, on the axis of env_steps.
+
+    `track="trackio"` of `polyak.train.run` creates the run, logs checkpoints too, and continues it in resumed trainings.
+
+    Raises:
+        TypeError: `run` has no method `log`.
+    """
+    if not callable(getattr(run, "log", None)):
+        raise TypeError(f"log_to_trackio: run must be the result of trackio.init(...), got {run!r:.80}")
+    return TrackedRun("log_to_trackio", TrackioTracker(run))
 
 
 def record_videos(agent: Agent, env: Any, folder: str | Path, *, every: int, action_mask_key: str | None = None) -> Callback:

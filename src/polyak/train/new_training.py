@@ -261,8 +261,7 @@ def prepare(
     report_every, checkpoint_every = intervals(
         settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every, settings.video_every
     )
-    eval_episodes = settings.eval_episodes
-    eval_episodes = (EVAL_EPISODES if eval_every else 0) if eval_episodes is None else eval_episodes
+    eval_episodes = settings.eval_episodes if settings.eval_episodes is not None else EVAL_EPISODES if eval_every else 0
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
     check_eval_env("train.run", agent, env, eval_env, eval_every)
     if eval_episodes and eval_env is None and isinstance(env, HostEnv):
@@ -291,6 +290,7 @@ def prepare(
         final_eval_episodes=eval_episodes,
         eval_max_steps=settings.eval_max_steps,
         video_every=settings.video_every,
+        track=settings.track,
         checkpoint_replay=settings.checkpoint_replay,
         **workers,
         learners=1 if learners is None else learners.number,

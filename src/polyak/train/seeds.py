@@ -26,6 +26,7 @@ from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.settings import CommonSettings, SeedSettings, TrainSettings, runs_seeds_with
 from polyak.train.summary import make_summary, seed_table
+from polyak.train.tracking import tracked
 from polyak.train.training import (
     Training,
     finish,
@@ -76,8 +77,8 @@ def run_seeds(
         algorithm = agent.lower() if isinstance(agent, str) else None
 
         def prepare_seed(seed: int, directory: Path | None) -> Training:
-            videos = {} if directory is not None else {"video_every": None}
-            one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, **videos})
+            outputs = {} if directory is not None else {"video_every": None, "track": None}
+            one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, **outputs})
             return prepare(agent_made, made, one, source=source, algorithm=algorithm)
 
         check_videos("train.run_seeds", made, fields)
@@ -207,15 +208,17 @@ def train_in_parallel(
             stack.enter_context(periodic_video(training.config, training.env, training.run, 0, display))
             for training in trainings
         ]
+        further = [
+            [*given, *stack.enter_context(tracked(training.config, training.run, is_resumed=False))]
+            for training, given in zip(trainings, callbacks or [()] * count, strict=True)
+        ]
         results = compiled_seeds(
             first.agent,
             cast(Env, trainings[0].env),
             env_steps=first.env_steps,
             keys=keys,
             callbacks=[
-                join_callbacks(
-                    training, notes[i], [*evaluations[i], *videos[i]], callbacks[i] if callbacks else (), reports.callback_of(i)
-                )
+                join_callbacks(training, notes[i], [*evaluations[i], *videos[i]], further[i], reports.callback_of(i))
                 for i, training in enumerate(trainings)
             ],
             report_every=first.report_every,

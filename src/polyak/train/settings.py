@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.checks import check_key
+from polyak.core.checks import check_choice, check_key
 from polyak.core.docstrings import attribute_texts, entries, with_inherited
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.loops.agent_check import check_callbacks
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target
 from polyak.runs import MAX_EVALUATION_STEPS, check_seed
+from polyak.tracking.names import NAMES, TrackerName, import_tracker
 from polyak.train.result import Result
 from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
@@ -55,6 +56,8 @@ class CommonSettings:
         eval_max_steps: maximum number of steps of each environment, after which an unfinished evaluation is skipped.
         video_every: env_steps between videos of the greedy policy, in `RUN/videos`; needs `run_dir` and an environment with
             images. Training gives the same bits with videos and without.
+        track: tracker that logs settings, metrics, videos and checkpoints: `"wandb"`, `"mlflow"` or `"trackio"`; needs
+            `run_dir`. `"tensorboard"` requires the package whose files a run has anyway where it is installed.
         replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
         should_stop: called between iterations; True ends the training.
     """
@@ -71,11 +74,17 @@ class CommonSettings:
     eval_env: Env | HostEnv | None = None
     eval_max_steps: int = MAX_EVALUATION_STEPS
     video_every: int | None = None
+    track: TrackerName | None = None
     replay_on: ReplayOn = "device"
     should_stop: Callable[[], bool] = never
 
     def __post_init__(self) -> None:
         Target(self.env_steps, self.report_every)
+        if self.track is not None:
+            check_choice("train", "track", self.track, NAMES)
+            import_tracker(self.track)
+            if self.run_dir is None:
+                raise ValueError(f"train: track={self.track!r} needs run_dir, where the tracker's name of the run is kept")
 
 
 @dataclass(frozen=True, kw_only=True)

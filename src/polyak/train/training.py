@@ -28,6 +28,7 @@ from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate
 from polyak.train.interrupt import Interrupt
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
+from polyak.train.tracking import tracked
 from polyak.train.video_callback import periodic_video
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.learner_group import Learners
@@ -123,12 +124,13 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             display.print_text(f"trains on one rollout of num_steps * num_envs = {rollout:,} steps, not {left:,}")
         evaluation = stack.enter_context(periodic_evaluation(training, display))
         videos = stack.enter_context(periodic_video(config, training.env, run, start.env_steps, display))
+        trackers = stack.enter_context(tracked(config, run, is_resumed=start.env_steps > 0))
         trained: TrainResult = loop(
             config.agent,
             training.env,
             env_steps=config.env_steps,
             key=training.key,
-            callbacks=join_callbacks(training, notes[0], [*evaluation, *videos], callbacks, display),
+            callbacks=join_callbacks(training, notes[0], [*evaluation, *videos], [*callbacks, *trackers], display),
             report_every=config.report_every,
             **split,
             resume_from=start.state,
@@ -146,12 +148,13 @@ def join_callbacks(
 ) -> list[Callback]:
     """Return all callbacks of a training; the writers come last, so that metrics that a callback adds are written.
 
-    The caller's callbacks learn from the progress how often the training is evaluated.
+    The caller's callbacks learn the settings from the progress.
     """
     config, run = training.config, training.run
+    known = {"eval_every": config.eval_every, "settings": config.to_json(), "run_dir": run.directory if run else None}
 
     def wrap(callback: Callback) -> Callback:
-        return lambda progress, *rest: callback(dataclasses.replace(progress, eval_every=config.eval_every), *rest)
+        return lambda progress, *rest: callback(dataclasses.replace(progress, **known), *rest)
 
     written = writers(run, config, training.start) if run else [_recorder(training.history)]
     return [note, *periodic, *map(wrap, callbacks), display, *written]
