@@ -1,4 +1,4 @@
-"""Shows the progress of training: a progress bar in a terminal, plain lines elsewhere."""
+"""Shows the progress of training: a progress bar in a terminal or a notebook, plain lines elsewhere."""
 
 import errno
 import sys
@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
@@ -17,6 +18,7 @@ from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
 from polyak.core.tags import RETURN
 from polyak.core.types import Callback, Progress, PyTree
+from polyak.train.notebook import is_notebook, notebook_bar
 
 PLAIN_LINES = 10
 REPORTS_OF_PACE = 10
@@ -32,7 +34,28 @@ SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
 
 
 class Screen(Console):
-    """A console that prints no more lines after its pipe breaks (`| head`) or an environment closes it: training continues."""
+    """A console that prints no more lines after its pipe breaks (`| head`) or an environment closes it: training continues.
+
+    In a notebook it prints text, of which Jupyter makes one output; Rich would make one of each line.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        file: IO[str] | None = None,
+        force_terminal: bool | None = None,
+        width: int | None = None,
+        legacy_windows: bool | None = None,
+    ) -> None:
+        super().__init__(
+            quiet=quiet,
+            file=file,
+            force_terminal=force_terminal,
+            width=width,
+            legacy_windows=legacy_windows,
+            force_jupyter=False,
+        )
 
     def on_broken_pipe(self) -> None:
         """Replace Rich's handler, which would exit the process."""
@@ -117,7 +140,7 @@ class Display:
 
 @contextmanager
 def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, seeds: int = 1) -> Iterator[Display]:
-    """Show a progress bar while the block runs, or plain lines; yields the display.
+    """Show a progress bar in a terminal or a notebook while the block runs, else plain lines; yields the display.
 
     Args:
         title: algorithm and environment.
@@ -125,6 +148,9 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, se
         done: env_steps before the resume.
         seeds: number of seeds that train together.
     """
+    if is_notebook() and not console.quiet:
+        yield Display(console, title, env_steps, done, seeds, notebook_bar(title, env_steps, done))
+        return
     if not console.is_terminal:
         console.print_line(f"{title}: compiling …")
         yield Display(console, title, env_steps, done, seeds)
