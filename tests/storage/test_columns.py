@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from polyak.storage.columns import read_columns, read_last_row
+from polyak.storage.columns import GrowingColumns, read_columns, read_last_row
 from polyak.storage.run_files import RunError
 
 
@@ -136,3 +136,44 @@ def test_the_last_complete_row_is_read_alone(tmp_path):
     path.write_text('{"env_steps": 1}\nx\n')
     with pytest.raises(RunError, match="last line: not valid JSON"):
         read_last_row(path)
+
+
+def test_growing_columns_are_those_of_the_whole_file_at_every_moment(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    growing = GrowingColumns(path, max_rows=50)
+    assert list(growing.read()) == ["env_steps"] and len(growing.read()["env_steps"]) == 0
+    lines = [json.dumps({"env_steps": n} | ({"a": n / 2} if n % 2 else {"b": None, "c": -n})) + "\n" for n in range(1, 61)]
+    for n, line in enumerate(lines, 1):
+        with path.open("a") as file:
+            file.write(line[: len(line) // 2])
+            file.flush()
+            assert len(growing.read()["env_steps"]) == n - 1
+            file.write(line[len(line) // 2 :])
+        got, wanted = growing.read(), read_columns(path)
+        assert got.keys() == wanted.keys()
+        for tag in wanted:
+            np.testing.assert_array_equal(got[tag], wanted[tag])
+    assert growing.read() is growing.read()
+
+
+def test_growing_columns_keep_some_rows_of_a_long_file_and_begin_anew_with_a_replaced_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    growing = GrowingColumns(path, max_rows=10)
+    for n in range(1, 200):
+        with path.open("a") as file:
+            file.write(f'{{"env_steps": {n}}}\n')
+        steps = growing.read()["env_steps"]
+        assert steps[0] == 1 and steps[-1] == n and len(steps) <= 20 and (np.diff(steps) > 0).all()
+    assert len(steps) >= 10
+    # A resumption drops rows, and writes others.
+    (tmp_path / "new").write_text('{"env_steps": 1}\n{"env_steps": 7}\n')
+    (tmp_path / "new").rename(path)
+    assert growing.read()["env_steps"].tolist() == [1, 7]
+    path.unlink()
+    assert growing.read()["env_steps"].tolist() == []
+    path.write_text('{"env_steps": 3}\n')
+    assert growing.read()["env_steps"].tolist() == [3]
+    with path.open("a") as file:
+        file.write("{]\n")
+    with pytest.raises(RunError, match="a new line: not valid JSON"):
+        growing.read()

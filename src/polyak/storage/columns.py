@@ -70,6 +70,64 @@ def read_last_row(path: Path) -> dict[str, Any] | None:
     return read_row(last[1], f"{path}, last line") if last else None
 
 
+class GrowingColumns:
+    """The columns of a metrics file that another process writes: `read` parses the rows that were added since the last call.
+
+    Of a long file evenly spaced rows are kept, `max_rows` to twice as many. A file that was replaced or has become shorter, as
+    at a resumption, is read anew.
+    """
+
+    def __init__(self, path: Path, *, max_rows: int) -> None:
+        self._path, self._max_rows = path, max_rows
+        self._columns: Columns = {ENV_STEPS: np.zeros(0)}
+        self._inode, self._end = 0, 0
+
+    def read(self) -> Columns:
+        """Return the columns of the complete lines.
+
+        Raises:
+            RunError: a line is damaged, or the file cannot be read.
+        """
+        try:
+            with open_regular(self._path) as file:
+                status = os.fstat(file.fileno())
+                if (status.st_ino, status.st_size) == (self._inode, self._end):
+                    return self._columns
+                is_new = status.st_ino != self._inode or status.st_size < self._end
+                self._read_from(file.fileno(), 0 if is_new else self._end, status.st_size)
+                self._inode = status.st_ino
+        except FileNotFoundError:
+            self._columns, self._inode, self._end = {ENV_STEPS: np.zeros(0)}, 0, 0
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self._path}: {error}") from error
+        return self._columns
+
+    def _read_from(self, descriptor: int, start: int, size: int) -> None:
+        last = _read_last_line(descriptor) if size > start else None
+        end = start if last is None else last[0] + len(last[1]) + 1
+        if start == 0:
+            self._columns = read_columns(self._path, max_rows=self._max_rows)
+        elif end > start:
+            lines = os.pread(descriptor, end - start, start).split(b"\n")[:-1]
+            rows = _parse_lines(lines, ["a new line"] * len(lines), self._path)
+            # Rows that were added while the file was read first are known already.
+            known = self._columns[ENV_STEPS].max(initial=-1)
+            rows = [row for row in rows if row[ENV_STEPS] > known]
+            self._columns = _append(self._columns, to_columns(rows, None, self._path))
+        self._end = end
+        if len(self._columns[ENV_STEPS]) > 2 * self._max_rows:
+            count = len(self._columns[ENV_STEPS])
+            rows_left = np.append(np.arange(0, count - 1, 2), count - 1)
+            self._columns = {tag: values[rows_left] for tag, values in self._columns.items()}
+
+
+def _append(columns: Columns, more: Columns) -> Columns:
+    counts = len(columns[ENV_STEPS]), len(more[ENV_STEPS])
+    sides = zip((columns, more), counts, strict=True)
+    filled = [{tag: side.get(tag, np.full(n, np.nan)) for tag in columns | more} for side, n in sides]
+    return {tag: np.concatenate([part[tag] for part in filled]) for tag in filled[0]}
+
+
 def _read_last_line(descriptor: int) -> tuple[int, bytes] | None:
     """Return the last complete line, and the byte at which it begins."""
     size = length = os.fstat(descriptor).st_size
