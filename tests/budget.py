@@ -70,6 +70,7 @@ LONGER = {
     "tests/replay/test_frames.py": _TRAININGS,
     "tests/replay/test_prioritized.py": _TRAININGS,
     "tests/replay/test_sequences.py": "compiles the replay for each length of sequences",
+    "tests/reports/test_page.py": "opens pages in a browser",
     "tests/train/test_agent_settings.py": _TRAININGS,
     "tests/train/test_devices.py": _TRAININGS,
     "tests/train/test_killed_learners.py": _PROCESSES,

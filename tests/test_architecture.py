@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
     "runs": EVERYTHING - {"cli", "train", "reports", "packs", "videos"},
-    "reports": {"core", "storage", "load"},
+    "reports": {"agents", "core", "load", "presets", "runs", "storage"},
     "packs": EVERYTHING - {"cli", "train"},
     "train": EVERYTHING - {"cli", "packs"},
     "load": EVERYTHING - {"cli", "packs", "reports"},

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from polyak.replay.uniform import UniformReplay as UniformReplay
     from polyak.reports.plots import plot as plot
     from polyak.reports.records import load_run as load_run
+    from polyak.reports.report import report as report
     from polyak.reports.tables import load_runs as load_runs
     from polyak.train.resumption import resume as resume
     from polyak.train.run_video import video as video
@@ -109,6 +110,7 @@ _MODULES = {
     "replay.uniform": ("UniformReplay",),
     "reports.plots": ("plot",),
     "reports.records": ("load_run",),
+    "reports.report": ("report",),
     "reports.tables": ("load_runs",),
     "train.resumption": ("resume",),
     "train.run_video": ("video", "watch"),
