@@ -1,4 +1,4 @@
-"""polyak downloads nothing and starts no server: workers and learners of a training alone open connections and processes."""
+"""polyak downloads nothing; workers and learners of a training, and `polyak report --live`, alone open connections."""
 
 import ast
 import textwrap
@@ -33,6 +33,11 @@ ALLOWED = {
     "dynamics/opengl.py": {"subprocess"},
     # Asks whether the robots that the library is about to clone can be reached.
     "dynamics/playground.py": {"subprocess"},
+    # Opens a report where --open asks for it, and serves a page for this machine alone where --live does.
+    "cli/report.py": {"webbrowser"},
+    "reports/live.py": {"http", "urllib"},
+    "reports/live_runs.py": {"urllib"},
+    "reports/live_video.py": {"http"},
     "workers/learner_group.py": {"socket", "subprocess"},
     "workers/ray_head.py": {"ray"},
     "workers/ray_workers.py": {"ray", "socket", "subprocess"},

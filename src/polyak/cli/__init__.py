@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | video | watch | export | plot | pack | list."""
+"""The command line: polyak train | resume | evaluate | video | watch | export | report | plot | pack | list."""
 
 import codecs
 import errno
@@ -25,6 +25,7 @@ commands:
   video RUN [-o FILE]      write a video of the greedy policy of a run
   watch RUN                show the greedy policy of a run in a window
   export RUN --format F    export the greedy policy to one file: stablehlo, onnx or numpy
+  report RUN... [flags]    write an HTML page about runs; --live DIR follows trainings
   plot RUN... -o FILE      draw curves of runs as svg, pdf or png
   pack RUN -o FILE         pack policy, settings, scores and model card into one zip file
   list                     list algorithms, presets and environments
@@ -174,6 +175,10 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
             from polyak.cli.export import export
 
             return export
+        case "report":
+            from polyak.cli.report import report
+
+            return report
         case "pack":
             from polyak.cli.pack import pack
 
@@ -192,6 +197,7 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    message = unknown_name(name, ("train", "resume", "evaluate", "video", "watch", "export", "plot", "pack", "list"), "command")
+    names = ("train", "resume", "evaluate", "video", "watch", "export", "report", "plot", "pack", "list")
+    message = unknown_name(name, names, "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2
