@@ -27,7 +27,7 @@ def server(runs):
     command = [sys.executable, "-m", "polyak", "report", "--live", str(runs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as started:
         yield started, re.match(r"\S+", started.stdout.readline())[0]
-        started.send_signal(signal.SIGINT)
+        started.terminate()
 
 
 def rows(browser):

@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 POLL_SECONDS = 2.0
 """Seconds between two requests of a page that is in sight."""
 
-MAX_CPU_SHARE = 0.01
+MAX_CPU_SHARE = 0.004
 """Share of one core that bringing pages up to date may take, as trainings run beside it."""
 
 MAX_PAGES = 64
