@@ -69,8 +69,17 @@ def test_runs_with_other_steps_are_interpolated_where_half_of_them_have_values(t
     (curve,) = curves_of(tmp_path, points=30).curves
     # All returns are equal to env_steps, so the curve is, too; the short run ends at 900.
     np.testing.assert_allclose(curve.y, curve.x)
-    assert (curve.x[0], curve.x[-1], len(curve.x)) == (100, 10_000, 30)
-    assert np.all((curve.runs == 3) == ((curve.x >= 210) & (curve.x <= 900)))
+    assert (curve.x[0], curve.x[-1], len(curve.x)) == (210, 10_000, 30)
+    assert np.all((curve.runs == 3) == (curve.x <= 900))
+
+
+def test_a_curve_ends_where_the_first_of_runs_of_about_equal_length_ends(tmp_path):
+    for seed, value in enumerate([0.0, 0.0, 100.0, 100.0]):
+        rows = [{**row, "rollout/ep_rew_mean": value} for row in linear_rows(100 + seed)]
+        write_run(tmp_path / str(seed), rows, seed=seed)
+    (curve,) = curves_of(tmp_path, points=30).curves
+    # Beyond it, the mean would jump from 50 to 100.
+    assert (curve.x[-1], set(curve.runs), set(curve.y)) == (10_000, {4}, {50.0})
 
 
 def test_a_diverged_run_keeps_its_last_value(tmp_path):

@@ -26,6 +26,9 @@ TIME = "time/time_elapsed"
 POINTS = 200
 """Number of points of the grid of a group."""
 
+SLACK = 0.05
+"""Fraction of a curve by which runs may begin later or end earlier, and still bound the curve."""
+
 MIN_ROWS, MAX_ROWS_OF_ALL = 64, 64_000
 """Minimum number of rows that are read of a run, and number of rows that are read of all runs together."""
 
@@ -165,8 +168,8 @@ def make_curves(groups: Sequence[Group], samples: Samples, tag: str, *, x: XAxis
     """Compute the curves of a tag, one for each group.
 
     Seeds report at slightly different env_steps, so they are interpolated to a common grid, which goes from where half of the
-    runs have a value to where half of them still have one. A run that diverged keeps its last value until then: leaving it
-    out would raise the curve.
+    runs have a value to where half of them still have one, less the last few reports of runs of about equal length. A run that
+    diverged keeps its last value until then: leaving it out would raise the curve.
 
     Args:
         groups: the groups.
@@ -226,7 +229,11 @@ def _line(columns: Columns, tag: str, x: XAxis) -> tuple[Floats, Floats]:
 def _aggregate(group: Group, lines: Sequence[tuple[Floats, Floats]], diverged: Sequence[bool], points: int) -> Curve:
     firsts, lasts = sorted(x[0] for x, _ in lines), sorted((x[-1] for x, _ in lines), reverse=True)
     half = math.ceil(len(lines) / 2) - 1
-    grid = _make_grid([x for x, _ in lines], firsts[half], lasts[half], points)
+    # Without the last reports of the runs that report later than others: the mean would jump where the others end.
+    slack = SLACK * (lasts[half] - firsts[half])
+    first = max(x for x in firsts if x <= firsts[half] + slack)
+    last = min(x for x in lasts if x >= lasts[half] - slack)
+    grid = _make_grid([x for x, _ in lines], first, max(first, last), points)
     values = np.array(
         [
             np.interp(grid, x, y, left=np.nan, right=y[-1] if has_diverged else np.nan)
