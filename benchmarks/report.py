@@ -1,4 +1,4 @@
-"""How fast a report of many runs is made and opens, how large it is, and what a live page costs the trainings beside it.
+"""Time to make and to open a report of many runs, its size, and the cost of a live page for the trainings beside it.
 
 `python benchmarks/report.py` writes synthetic runs, makes the report of all of them, opens it in headless Chromium if there is
 one, and serves a live page of runs that are being written. The targets: 100 settings x 10 seeds x 10,000 rows in under 5 s and

@@ -1,4 +1,4 @@
-"""Compares the statistics of `polyak.reports.statistics` with those of rliable, on the same scores and the same resamples.
+"""Compares the statistics of `polyak.reports.statistics` with rliable, on the same scores and the same resamples.
 
     python benchmarks/rliable_check.py [--json FILE]
 

@@ -42,7 +42,7 @@ AXES: Mapping[str, XAxis] = {STEPS: "env_steps", TIME: "time"}
 
 @dataclass(frozen=True)
 class Choice:
-    """What a page compares.
+    """The choice of runs that a page compares.
 
     Attributes:
         group_by: the settings by which runs are grouped; () groups runs that differ in their seed alone.

@@ -1,6 +1,6 @@
 """Warnings about a run: what ended it, what was skipped, and curves whose shape is wrong.
 
-The thresholds are those of docs/training-does-not-learn.md.
+The thresholds are from docs/training-does-not-learn.md.
 """
 
 from collections.abc import Iterator, Mapping

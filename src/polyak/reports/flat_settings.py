@@ -23,7 +23,7 @@ WITHOUT_EFFECT = (
 
 
 def flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `config.json` by name: those of the agent without a prefix, nested ones as `network.hidden`.
+    """Return the settings of a `config.json` by name: settings of the agent without a prefix, nested ones as `network.hidden`.
 
     An object is stored under its name as the name of its class, and its fields as `NAME.FIELD`. The agent's spec, which
     follows from the environment, is left out.

@@ -42,7 +42,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Query:
-    """What a page shows: one run, or the chosen runs compared by the groups of a setting."""
+    """The content of a page: one run, or the chosen runs compared by the groups of a setting."""
 
     show: str | None = None
     picked: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class LivePages:
         try:
             yield
         finally:
-            # Somebody waits for a page that is new, and that happens rarely.
+            # A reader waits for a new page, which is rare.
             if not is_first:
                 self._rest_until = time.monotonic() + (time.thread_time() - before) / MAX_CPU_SHARE
 

@@ -41,7 +41,7 @@ EVALUATION = "eval/"
 class RunRecord:
     """A run directory, read by `polyak.load_run`; nothing is written, also while the run trains.
 
-    Config, system, summary and status are those of the moment of `load_run`. Metrics, checkpoints and events are read when they
+    Config, system, summary and status are read by `load_run`. Metrics, checkpoints and events are read when they
     are used; `metrics`, `evaluations` and `settings` are then kept.
 
     Attributes:
@@ -85,7 +85,7 @@ class RunRecord:
 
     @cached_property
     def settings(self) -> Settings:
-        """All settings by name; those of the agent without a prefix: `learning_rate`, `network.hidden`, `num_envs`."""
+        """All settings by name, settings of the agent without a prefix: `learning_rate`, `network.hidden`, `num_envs`."""
         from polyak.reports.flat_settings import flatten_settings
 
         return flatten_settings(self.config)

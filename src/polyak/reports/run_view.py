@@ -130,7 +130,7 @@ def _tiles(record: RunRecord, columns: Columns, curves: Mapping[str, Curve]) -> 
 
 
 def _endings(record: RunRecord) -> list[Finding]:
-    """How the training ended, if it did not come to its end, and how often it was resumed."""
+    """The reason why the training ended early, if it did, and the number of resumptions."""
     if record.failure is not None:
         return [Finding("Ended early", record.failure)]
     if record.status == "killed":
@@ -199,7 +199,7 @@ def _settings_note(record: RunRecord, changed: list[tuple[str, str, str]] | None
     if changed is None:
         return "The agent is user-defined, so there is no preset to compare its settings with."
     if not changed:
-        return f"All settings of the agent are those of the preset of {record.algorithm} for {record.env}."
+        return f"All settings of the agent are as in the preset of {record.algorithm} for {record.env}."
     return f"These settings of the agent differ from the preset of {record.algorithm} for {record.env}."
 
 

@@ -119,7 +119,7 @@ class Runs(Sequence[RunRecord]):
 
 
 def load_runs(*paths: str | os.PathLike[str]) -> Runs:
-    """Read all runs in directories, up to four levels deep, as those of `--seeds` and of a study; nothing is written.
+    """Read all runs in directories, up to four levels deep, such as the runs of `--seeds`; nothing is written.
 
     A run that cannot be read is listed in `Runs.unreadable`, and hides no other.
 

@@ -1,4 +1,4 @@
-"""What a report's templates show: plain texts, and the charts that the page's script draws."""
+"""Content of the templates of a report: plain texts, and the charts that the script of the page draws."""
 
 import math
 from collections.abc import Sequence
