@@ -7,8 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from polyak.envs.rendered_env import RenderedEnv
-
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own-environment.md"
 
 
@@ -21,7 +19,6 @@ def test_the_pole_with_physics_of_mjx_is_learned_and_drawn():
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         exec(block, names)
         assert names["result"].evaluate(episodes=64).mean_return > 150
-        env = RenderedEnv(names["env"])
-        env.reset(seed=0)
-        image = env.render()
+        state, _ = names["env"].init(jax.random.key(0))
+        image, _ = names["env"].render(state)
     assert image.shape[-1] == 3 and image.dtype == np.uint8 and image.std() > 1
