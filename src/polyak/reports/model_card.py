@@ -54,7 +54,7 @@ def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[st
     parts = [
         "\n".join(header),
         f"# {_inline(name)}",
-        f"A policy of {env_steps:,} env_steps, trained with [polyak](https://pypi.org/project/polyak/)"
+        f"A policy of {env_steps:,} env_steps, trained with polyak"
         + (f". Return of the greedy policy: **{score}**." if score is not None else "."),
         "![Returns by env_steps](curve.svg)" if "curve.svg" in members else "",
         "".join(f"[Video of an episode]({member})" for member in members if member.startswith("video")),
