@@ -1,5 +1,6 @@
 """`polyak.pack`: a trained policy with its settings, scores, curve, video and model card as one file."""
 
+import dataclasses
 import io
 import json
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from polyak.core.struct import struct
 from polyak.core.tags import RETURN
@@ -21,7 +23,7 @@ from polyak.storage.checkpoint import restore, save
 from polyak.storage.directory import directory_name
 from polyak.storage.pack import CARD, write_pack
 from polyak.storage.progress import replay_path
-from polyak.storage.run_directory import BEST, CONFIG, METRICS, SUMMARY, SYSTEM, is_run_file, package_version
+from polyak.storage.run_directory import BEST, CONFIG, METRICS, SUMMARY, SYSTEM, RunError, is_run_file, package_version
 
 MAX_VIDEO_BYTES = 64 * 2**20
 """Maximum number of bytes of the video; a larger video is left out."""
@@ -40,13 +42,13 @@ def pack(
     """Write one file with the policy of a run, its settings, scores, metrics, curve, newest video and a model card.
 
     The file is a zip archive; `polyak.load_policy` and `polyak evaluate` take it, and nothing in it runs code. The card,
-    `README.md`, is in Markdown with the header that model hubs read. The file has no replay, no state of environments, no
-    names of the machine, and no directories of the command line.
+    `README.md`, is in Markdown with the header that model hubs read. The file has no replay and no state of environments. All
+    settings are in it, with `env_kwargs`, and the command line of `polyak train` without its `--run-dir`.
 
     Args:
         run: the run directory.
         output: the file, replaced if it exists; its suffix is .zip.
-        best: pack the policy with the best evaluation (`eval_every`) in place of the newest.
+        best: pack the policy with the best evaluation (`eval_every`) in place of the newest; the video is the newest.
         agent: an agent with the run's settings, if its network is user-defined.
 
     Returns:
@@ -67,19 +69,30 @@ def pack(
     trained = read_config(opened, agent).agent
     with tempfile.TemporaryDirectory() as temporary:
         env_steps, files = _copy_policy(checkpoints, trained, Path(temporary))
-    video = _newest_video(record.directory)
+    try:
+        members = _read_members(record)
+    except OSError as error:
+        raise RunError(f"{record.directory}: a file cannot be read: {error}") from error
+    card = make_card(record, env_steps, path.name, [*members], is_best=best)
+    write_pack(path, {CARD: card.encode(), **members, **files})
+    return path
+
+
+def _read_members(record: RunRecord) -> dict[str, bytes]:
+    """Return the files of a pack but the card and the policy."""
     members = {CONFIG: (record.directory / CONFIG).read_bytes(), SYSTEM: _to_json(_public_system(record.system))}
     if record.summary is not None:
-        members[SUMMARY] = _to_json(record.summary)
+        stopped = record.summary.get("stopped")
+        # The kind of an error: its text may name files.
+        public = {"stopped": stopped.partition(":")[0] if isinstance(stopped, str) else None}
+        members[SUMMARY] = _to_json({**record.summary, **public})
     if (record.directory / METRICS).exists():
         members[METRICS] = (record.directory / METRICS).read_bytes()
     if (curve := _draw_curve(record)) is not None:
         members["curve.svg"] = curve
-    if video is not None:
+    if (video := _newest_video(record.directory)) is not None:
         members[f"video{video.suffix}"] = video.read_bytes()
-    card = make_card(record, env_steps, path.name, [*members], is_best=best)
-    write_pack(path, {CARD: card.encode(), **members, **files})
-    return path
+    return members
 
 
 def _copy_policy(checkpoints: Path, agent: Agent, directory: Path) -> tuple[int, dict[str, bytes]]:
@@ -87,7 +100,9 @@ def _copy_policy(checkpoints: Path, agent: Agent, directory: Path) -> tuple[int,
     replay = replay_path(agent)
     template = jax.eval_shape(agent.init, jax.random.key(0))
     restored = restore(checkpoints, template, prefix=".agent", skip=replay)
-    path = save(directory / "checkpoints", _PackedState(restored.tree), step=restored.step, meta={}, omitted=replay)
+    field = {} if replay is None else {replay.removeprefix(".agent."): None}
+    state = _PackedState(dataclasses.replace(restored.tree, **field))
+    path = save(directory / "checkpoints", state, step=restored.step, meta={}, allow_nonfinite=True)
     name = f"checkpoints/{directory_name(restored.step)}"
     return restored.step, {f"{name}/{file.name}": file.read_bytes() for file in sorted(path.iterdir())}
 
@@ -103,7 +118,8 @@ def _draw_curve(record: RunRecord) -> bytes | None:
     if package_version("matplotlib") is None:
         return None
     samples = read_samples([record], (RETURN,))
-    if RETURN not in samples.tags:
+    returns = [columns[RETURN] for columns in samples.columns.values() if RETURN in columns]
+    if not any(np.isfinite(values).any() for values in returns):
         return None
     from polyak.reports.figures import save_figure
     from polyak.reports.plots import draw

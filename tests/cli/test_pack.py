@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.reports.model_card import public_command
 from polyak.storage.run_directory import RunError
 
 
@@ -69,6 +70,45 @@ def test_texts_of_a_run_stay_texts_in_the_card(run, command):
     card = members(run.parent / "pole.zip")["README.md"].decode()
     assert "secret" not in card and "polyak train ppo X --env" in card
     assert "| `<b>` | `\\|x` |" in card and f"````sh\n{shlex.join(['polyak', *words[1:4], *words[6:]])}\n````\n" in card
+
+
+def test_a_policy_of_an_agent_with_a_replay_is_packed_without_it(workdir, command):
+    code, _, err = command("train dqn jax/CartPole-v1 --run-dir dqn --env-steps 300 --learning-starts 100 --eval-episodes 0")
+    assert code == 0, err
+    assert command("pack dqn -o dqn.zip")[0] == 0
+    assert (workdir / "dqn.zip").stat().st_size < 1_000_000
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    ours, theirs = (polyak.load_policy(workdir / name).predict(obs)[0] for name in ("dqn.zip", "dqn"))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_score_of_another_policy_is_not_that_of_the_packed_one(run, command):
+    summary = json.loads((run / "summary.json").read_bytes())
+    (run / "summary.json").write_text(json.dumps(summary | {"env_steps": summary["env_steps"] - 1}))
+    assert command("pack run -o pole.zip")[0] == 0
+    card = members(run.parent / "pole.zip")["README.md"].decode()
+    assert "Return of" not in card and "model-index" not in card
+
+
+@pytest.mark.parametrize(
+    ("words", "public"),
+    [
+        (["/a/bin/polyak", "train", "ppo", "X", "--run_dir", "/a"], ["polyak", "train", "ppo", "X"]),
+        (["/a/polyak/__main__.py", "train", "ppo", "X", "--run-dir=/a"], ["polyak", "train", "ppo", "X"]),
+        (["/a/mine/__main__.py", "--api-key", "secret"], []),
+        (["/a/train.py", "--run-dir", "/a"], []),
+        (None, []),
+    ],
+)
+def test_command_lines_of_polyak_alone_are_published_without_the_run_directory(words, public):
+    assert public_command({"command_line": words}) == public
+
+
+def test_an_error_that_ended_the_training_is_published_without_its_text(run, command):
+    summary = json.loads((run / "summary.json").read_bytes())
+    (run / "summary.json").write_text(json.dumps(summary | {"stopped": "FileNotFoundError: '/secret/data'"}))
+    assert command("pack run -o pole.zip")[0] == 0
+    assert json.loads(members(run.parent / "pole.zip")["summary.json"])["stopped"] == "FileNotFoundError"
 
 
 def test_the_newest_video_is_packed(run, command):

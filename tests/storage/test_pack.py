@@ -19,8 +19,7 @@ def path(tmp_path):
 def test_files_come_back_and_are_removed(path):
     with unpack(path) as directory:
         assert {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()} == FILES
-        assert directory.name == "a"
-    assert not directory.parent.exists()
+    assert not directory.exists()
 
 
 def test_equal_files_give_equal_packs(path, tmp_path):
@@ -56,23 +55,54 @@ def test_a_pack_that_grows_beyond_the_limit_is_rejected_before_it_is_unpacked(pa
         pass
 
 
-def test_every_cut_is_an_error_and_no_other_archive_is_a_pack(path, tmp_path):
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_that_python_reads_without_a_bound_of_memory_is_rejected(path, compression):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("README.md", b"0" * 1000)
+    with pytest.raises(RunError, match="another compression"), unpack(path):
+        pass
+
+
+def test_a_pack_of_many_empty_files_is_rejected(path):
+    with zipfile.ZipFile(path, "a") as archive:
+        for n in range(2, 20):
+            archive.writestr(f"checkpoints/{n:012d}/COMMIT", b"")
+    with pytest.raises(RunError, match="21 files, at most 16"), unpack(path):
+        pass
+
+
+def test_a_pack_too_large_to_unpack_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("polyak.storage.pack.MAX_PACK_BYTES", 100_000)
+    with pytest.raises(RunError, match="at most 100,000 bytes"):
+        write_pack(tmp_path / "b.zip", FILES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_cut_is_an_error(path):
     data = path.read_bytes()
     for length in range(0, len(data), 7):
         path.write_bytes(data[:length])
-        assert not is_pack(path)
         with pytest.raises(RunError, match="damaged"), unpack(path):
             pass
-    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+
+
+def test_a_changed_byte_is_an_error_or_changes_no_file(path):
+    data = path.read_bytes()
+    errors = 0
+    for at in range(len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+        try:
+            with unpack(path) as directory:
+                there = [name for name in FILES if (directory / name).exists()]
+                assert all((directory / name).read_bytes() == FILES[name] for name in there)
+        except RunError:
+            errors += 1
+    assert errors > 100
+
+
+def test_packs_are_told_from_exported_policies(path, tmp_path):
+    path.rename(tmp_path / "pack")
+    with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
         archive.writestr("weights.npy", b"")
-    assert not is_pack(tmp_path / "other.zip") and not is_pack(tmp_path) and not is_pack(tmp_path / "nowhere")
-
-
-def test_a_changed_byte_is_an_error(path):
-    data = bytearray(path.read_bytes())
-    with zipfile.ZipFile(path) as archive:
-        at = archive.getinfo("README.md").header_offset + 30 + len("README.md")
-    data[at + 2] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(RunError, match="damaged"), unpack(path):
-        pass
+    assert is_pack(tmp_path / "pack") and not is_pack(tmp_path / "weights.npz")
+    assert not is_pack(tmp_path) and not is_pack(tmp_path / "nowhere.zip")

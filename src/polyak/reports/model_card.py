@@ -16,13 +16,20 @@ EVALUATED = "eval/mean_reward"
 def public_command(system: Mapping[str, Any]) -> list[str]:
     """Return the command line of `polyak train` without `--run-dir`; [] for a training in Python."""
     words = system.get("command_line")
-    if not isinstance(words, list) or len(words) < 2 or Path(str(words[0])).name not in ("polyak", "__main__.py"):
+    if not isinstance(words, list) or len(words) < 2:
         return []
-    command = ["polyak", *map(str, words[1:])]
-    if "--run-dir" in command:
-        at = command.index("--run-dir")
-        del command[at : at + 2]
-    return [word for word in command if not word.startswith("--run-dir=")]
+    program = Path(str(words[0])).parts
+    if program[-1:] != ("polyak",) and program[-2:] != ("polyak", "__main__.py"):
+        return []
+    command = ["polyak"]
+    rest = iter(map(str, words[1:]))
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if flag.replace("_", "-") != "--run-dir":
+            command.append(word)
+        elif not value:
+            next(rest, None)
+    return command
 
 
 def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[str], *, is_best: bool) -> str:
@@ -76,12 +83,13 @@ def _score(record: RunRecord, env_steps: int, *, is_best: bool) -> str | None:
     if is_best:
         evaluations = record.evaluations
         means = [m for n, m in zip(evaluations["env_steps"], evaluations.get(EVALUATED, ()), strict=False) if n == env_steps]
-        return f"{format_number(means[0])} over {record.config['eval_episodes']} episodes" if means else None
+        return f"{format_number(means[0])} over {record.config.get('eval_episodes')} episodes" if means else None
     summary = record.summary or {}
-    if summary.get("eval_mean_return") is None:
+    mean, std, episodes = (summary.get(f"eval_{name}") for name in ("mean_return", "std_return", "episodes"))
+    # The summary is that of an earlier policy while a resumed run trains, or after it was killed.
+    if mean is None or std is None or summary.get("env_steps") != env_steps:
         return None
-    mean, std = (format_number(summary[name]) for name in ("eval_mean_return", "eval_std_return"))
-    return f"{mean} ± {std} over {summary['eval_episodes']} episodes"
+    return f"{format_number(mean)} ± {format_number(std)} over {episodes} episodes"
 
 
 def _versions(system: Mapping[str, Any]) -> dict[str, Any]:

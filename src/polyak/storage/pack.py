@@ -3,6 +3,7 @@
 import re
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,9 @@ _MEMBERS = re.compile(
     re.ASCII,
 )
 _TIME = (1980, 1, 1, 0, 0, 0)
-_DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError, OSError)
+
+_MAX_MEMBERS = 16
 
 
 def write_pack(path: Path, members: Mapping[str, bytes]) -> None:
@@ -32,8 +35,10 @@ def write_pack(path: Path, members: Mapping[str, bytes]) -> None:
         members: content of the files by name.
 
     Raises:
-        RunError: the file cannot be written.
+        RunError: the file cannot be written, or the members have more than 4 GiB.
     """
+    if sum(map(len, members.values())) > MAX_PACK_BYTES:
+        raise RunError(f"{path}: cannot be written: a pack has at most {MAX_PACK_BYTES:,} bytes")
     assert all(_MEMBERS.fullmatch(name) for name in members), members.keys()
     try:
         with tempfile.TemporaryFile() as file:
@@ -47,7 +52,9 @@ def write_pack(path: Path, members: Mapping[str, bytes]) -> None:
 
 
 def is_pack(path: Path) -> bool:
-    """Return True if a file is a pack, damaged or not; other zip archives, such as exported policies, are none."""
+    """Return True for a file whose name ends with .zip, and for a pack of another name; exported policies are no packs."""
+    if path.suffix == ".zip" and path.is_file():
+        return True
     try:
         with zipfile.ZipFile(path) as archive:
             return CONFIG in archive.namelist()
@@ -63,24 +70,39 @@ def unpack(path: Path) -> Iterator[Path]:
         RunError: the file is missing or damaged, has files that no pack has, or more than 4 GiB.
     """
     with tempfile.TemporaryDirectory(prefix="polyak-") as temporary:
-        directory = Path(temporary) / path.stem
-        directory.mkdir(mode=0o700)
+        directory = Path(temporary)
         try:
             with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
-                names = [member.filename for member in members]
-                unknown = [name for name in names if not _MEMBERS.fullmatch(name)]
-                if unknown or len(set(names)) < len(names):
-                    raise ValueError(f"has the file {unknown[0][:80]!r}" if unknown else "has a file twice")
-                if sum(member.file_size for member in members) > MAX_PACK_BYTES:
-                    raise ValueError(f"has more than {MAX_PACK_BYTES:,} bytes")
-                for member in members:
+                for member in _check_members(archive):
                     target = directory / member.filename
                     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    # At most the size that the archive names, which the sum above bounds.
+                    # At most the size that the archive names, a block at a time.
                     with archive.open(member) as data, open(target, "xb") as file:
                         while block := data.read(2**20):
                             file.write(block)
         except _DAMAGE as error:
             raise RunError(f"{path}: is no pack of polyak, or is damaged: {error}") from error
         yield directory
+
+
+def _check_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Return the members, after a check of their number, names, sizes and compression.
+
+    Raises:
+        ValueError: a check fails.
+    """
+    members = archive.infolist()
+    if len(members) > _MAX_MEMBERS:
+        raise ValueError(f"has {len(members):,} files, at most {_MAX_MEMBERS}")
+    names = [member.filename for member in members]
+    for name in names:
+        if not _MEMBERS.fullmatch(name):
+            raise ValueError(f"has the file {name[:80]!r}")
+    if len(set(names)) < len(names):
+        raise ValueError("has a file twice")
+    # Python reads other compressions without a bound of memory.
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+        raise ValueError("has a file with another compression than deflate")
+    if sum(member.file_size for member in members) > MAX_PACK_BYTES:
+        raise ValueError(f"has more than {MAX_PACK_BYTES:,} bytes")
+    return members
