@@ -728,7 +728,7 @@ MUTATIONS = (
     ),
     Mutation(
         "storage/lock.py",
-        "lock.acquire(blocking=False)",
+        "lock.acquire(timeout=SECONDS_OF_TESTS, poll_interval=SECONDS_OF_TESTS / 10)",
         "_ = lock",
         ("storage/test_lock.py::test_one_process_cannot_take_the_lock_twice",),
     ),

@@ -13,13 +13,16 @@ from polyak.storage.files import parse_json, read_bytes
 
 _MAX_OWNER_BYTES = 4096
 
+SECONDS_OF_TESTS = 0.2
+"""Time for which a lock may be tested by others, which is no reason to give up."""
+
 
 class LockedError(Exception):
     """Another process holds the lock; the message names the process."""
 
 
 def acquire(path: Path) -> BaseFileLock:
-    """Take the lock without waiting, and write pid, host and time into its file. The lock of a killed process is free.
+    """Take the lock, and write pid, host and time into its file. The lock of a killed process is free.
 
     Raises:
         LockedError: another process, or this process, holds the lock.
@@ -27,7 +30,8 @@ def acquire(path: Path) -> BaseFileLock:
     """
     lock: BaseFileLock = FileLock(path, mode=0o600, thread_local=False)
     try:
-        lock.acquire(blocking=False)
+        # `is_locked` of another process shares the lock for some microseconds.
+        lock.acquire(timeout=SECONDS_OF_TESTS, poll_interval=SECONDS_OF_TESTS / 10)
     except Timeout:
         raise LockedError(_describe_owner(path)) from None
     # On a file system without flock, filelock turns this into a SoftFileLock, which writes its own data into the file.
