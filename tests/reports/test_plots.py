@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.reports.plots import parse_length
+from polyak.reports.plots import _collect_records, parse_length
 from polyak.storage.run_directory import RunError
 from tests.reports.written_runs import linear_rows, write_run
 
@@ -176,3 +176,21 @@ def test_a_result_draws_its_history_in_memory_or_its_run(trained, tmp_path):
         dataclasses.replace(trained, history=()).plot()
     with pytest.raises(TypeError, match=r"Result.plot: unknown argument 'outptu'; did you mean 'output'"):
         trained.plot(outptu="a.svg")
+
+
+def test_a_run_that_is_passed_twice_is_one_seed(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / f"study/{seed}", linear_rows(5), seed=seed)
+    records = _collect_records([tmp_path / "study", polyak.load_runs(tmp_path), polyak.load_run(tmp_path / "study/0")])
+    assert sorted(record.seed for record in records) == [0, 1]
+
+
+def test_a_tag_without_a_finite_value_is_an_error(tmp_path):
+    write_run(tmp_path / "0", [{"env_steps": 100, "rollout/ep_rew_mean": None}])
+    with pytest.raises(ValueError, match="no run has a finite value of rollout/ep_rew_mean"):
+        polyak.plot(tmp_path)
+
+
+def test_a_name_of_a_width_is_no_height(tmp_path):
+    with pytest.raises(ValueError, match="height must be from"):
+        parse_length("height", "page")

@@ -32,7 +32,7 @@ def test_settings_summary_and_metrics_are_read(run):
     assert record.evaluations["env_steps"].tolist() == [500, 1000, 1500, 2000]
     assert record.evaluations["eval/mean_reward"].tolist() == [1005, 1010, 1015, 1020]
     assert (record.checkpoints, record.best_checkpoint, record.worker_events) == ([], None, [])
-    assert repr(record) == "RunRecord('run', ppo jax/CartPole-v1, seed 0, done, 2,000 env_steps)"
+    assert repr(record) == "RunRecord('run', ppo jax/CartPole-v1, seed 0, done)"
 
 
 def test_settings_are_plain_data_by_name(tmp_path):

@@ -92,6 +92,22 @@ def test_intervals_of_a_curve_are_those_of_each_point(runs):
         assert y[point] == pytest.approx(slow_iqm(ordered))
 
 
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        iqm,
+        mean,
+        median,
+        optimality_gap,
+        lambda x: performance_profile(x, [0.0]),
+        lambda x: probability_of_improvement([[0.0]], x),
+    ],
+)
+def test_nan_is_an_error_as_sorting_would_count_it_as_the_highest_score(statistic):
+    with pytest.raises(ValueError, match="scores must not be NaN"):
+        statistic([[np.nan], [1.0]])
+
+
 def test_intervals_of_two_runs_are_exact():
     """Resamples are (a, a), (a, b), (b, a) and (b, b)."""
     means = sorted(np.mean(pair) for pair in itertools.product([1.0, 3.0], repeat=2))

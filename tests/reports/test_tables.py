@@ -1,7 +1,12 @@
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
 import polyak
+from polyak.reports.flat_settings import WITHOUT_EFFECT
+from polyak.runs import RunConfig
 from polyak.storage.run_directory import RunError
 from tests.reports.written_runs import linear_rows, write_run
 
@@ -76,7 +81,7 @@ def test_a_bad_run_hides_no_other(tmp_path):
     runs = polyak.load_runs(tmp_path)
     assert [record.name for record in runs] == ["damaged", "good"]
     assert runs.unreadable == {"edited": f"{tmp_path}/edited/config.json: has no algorithm; it is not from polyak train"}
-    assert "1 runs cannot be read, see .unreadable" in repr_of(runs)
+    assert "1 cannot be read, see .unreadable" in repr_of(runs)
     with pytest.warns(UserWarning, match="damaged/metrics.jsonl, line 2: not valid JSON"):
         table = runs.columns("rollout/ep_rew_mean")
     assert set(table["run"]) == {"good"}
@@ -118,3 +123,33 @@ def test_a_directory_without_permission_is_listed(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: not str(path).endswith("closed") and access(path, mode))
     runs = polyak.load_runs(tmp_path)
     assert runs.unreadable == {"closed": f"{tmp_path}/closed: cannot be read: permission denied"}
+
+
+def test_a_run_that_is_found_twice_is_one(tmp_path):
+    write_run(tmp_path / "study/0", linear_rows(3), seed=0)
+    (tmp_path / "link").symlink_to(tmp_path / "study")
+    runs = polyak.load_runs(tmp_path / "study", tmp_path / "link", tmp_path / "study/0")
+    assert [record.directory for record in runs.records] == [tmp_path / "study/0"]
+
+
+def test_results_of_an_earlier_policy_are_left_out_where_a_resumed_run_was_killed(tmp_path):
+    path = write_run(tmp_path / "0", linear_rows(10), env_steps=2000) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | {"env_steps": 400}))
+    columns = polyak.load_runs(tmp_path).columns()
+    assert columns["env_steps"].tolist() == [1000] and columns["eval_mean_return"].tolist() == [None]
+
+
+def test_directories_that_begin_with_a_dot_hold_no_runs(tmp_path):
+    write_run(tmp_path / "0", linear_rows(3), seed=0)
+    (tmp_path / ".editor").mkdir()
+    (tmp_path / ".editor/config.json").write_text("{}")
+    runs = polyak.load_runs(tmp_path)
+    assert len(runs.records) == 1 and not runs.unreadable
+
+
+def test_every_setting_of_a_run_has_an_effect_or_is_listed_as_without():
+    with_effect = {"algorithm", "env", "num_envs", "loop", "agent", "action_scaling", "env_kwargs", "is_user_env", "user_flags"}
+    with_effect |= {"env_options", "workers", "lag", "shared_optimizer", "max_staleness", "max_bad", "on_env_error"}
+    with_effect |= {"min_workers", "learners"}
+    fields = {field.name for field in dataclasses.fields(RunConfig)}
+    assert with_effect | set(WITHOUT_EFFECT) == fields and not with_effect & set(WITHOUT_EFFECT)

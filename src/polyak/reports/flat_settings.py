@@ -17,7 +17,7 @@ _MAX_VALUES = 64
 WITHOUT_EFFECT = (
     *("seed", "env_steps", "threads", "devices", "report_every", "checkpoint_every", "checkpoint_replay", "replay_on"),
     *("eval_every", "eval_episodes", "final_eval_episodes", "eval_max_steps"),
-    *("worker_timeout", "worker_start_timeout", "worker_restarts"),
+    *("worker_timeout", "worker_start_timeout", "worker_restarts", "video_every", "track"),
 )
 """Settings that change nothing in how an agent learns: runs that differ in these alone are seeds of one training."""
 

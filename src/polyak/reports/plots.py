@@ -104,6 +104,8 @@ def draw(
         )
     panels = [make_curves(groups, samples, tag, x=x) for tag in tags]
     for panel in panels:
+        if not panel.curves:
+            raise ValueError(f"plot: no run has a finite value of {panel.tag}")
         _warn_of_missing(panel)
     from polyak.reports.figures import draw_figure, save_figure
 
@@ -143,11 +145,10 @@ def _collect_records(runs: Sequence[Any]) -> list[RunRecord]:
             records += run
         elif not isinstance(run, str | os.PathLike):
             raise TypeError(f"plot: runs must be directories or what polyak.load_runs returns, got {run!r:.80}")
-    # Records of several calls may have equal names.
+    # A run that is passed twice is one; records of several calls may have equal names, and those in memory no directory.
+    records = list({record.directory if record.memory is None else id(record): record for record in records}.values())
     names = [record.name for record in records]
-    if len(set(names)) < len(names):
-        return list({record.directory: record.rename(str(record.directory)) for record in records}.values())
-    return records
+    return records if len(set(names)) == len(names) else [record.rename(str(record.directory)) for record in records]
 
 
 def check_output(output: str | os.PathLike[str] | None) -> None:
@@ -179,7 +180,7 @@ def parse_length(name: str, length: str | float) -> float:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*(mm|cm|in|)\s*", str(length))
     scale = {"mm": 1.0, "cm": 10.0, "in": 25.4, "": 1.0}
-    value = WIDTHS.get(str(length)) or (float(found[1]) * scale[found[2]] if found else 0.0)
+    value = WIDTHS.get(str(length) if name == "width" else "") or (float(found[1]) * scale[found[2]] if found else 0.0)
     if not MIN_SIZE <= value <= MAX_SIZE:
         names = f"{', '.join(WIDTHS)}, or " if name == "width" else ""
         raise ValueError(

@@ -189,8 +189,7 @@ class RunRecord:
         return dataclasses.replace(self, name=name)
 
     def __repr__(self) -> str:
-        env_steps = "no" if self.summary is None or self.summary.get("env_steps") is None else f"{self.summary['env_steps']:,}"
-        return f"RunRecord({self.name!r}, {self.algorithm} {self.env}, seed {self.seed}, {self.status}, {env_steps} env_steps)"
+        return f"RunRecord({self.name!r}, {self.algorithm} {self.env}, seed {self.seed}, {self.status})"
 
     @property
     def _eval_every(self) -> int | None:

@@ -1,7 +1,7 @@
 """Statistics over runs: interquartile mean, bootstrap intervals, performance profiles and probability of improvement.
 
 Scores are arrays `[..., runs, tasks]`; leading axes are resamples. A task is an environment, or a pair of an environment and a
-point of the training.
+point of the training. NaN is an error: sorting would count it as the highest score.
 
 Source: Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice, arXiv:2108.13264, whose
 library `rliable` gives the same numbers.
@@ -44,7 +44,7 @@ def mean(scores: npt.ArrayLike) -> Any:
 
 def median(scores: npt.ArrayLike) -> Any:
     """Median over the tasks of the mean over the runs."""
-    return np.median(np.asarray(scores, np.float64).mean(axis=-2), axis=-1)
+    return np.median(_without_nan(scores).mean(axis=-2), axis=-1)
 
 
 def optimality_gap(scores: npt.ArrayLike, *, target: float = 1.0) -> Any:
@@ -74,7 +74,7 @@ def probability_of_improvement(scores: npt.ArrayLike, others: npt.ArrayLike) -> 
         scores: scores `[..., runs, tasks]`.
         others: scores `[..., other runs, tasks]` of the same tasks.
     """
-    a, b = np.asarray(scores, np.float64)[..., :, None, :], np.asarray(others, np.float64)[..., None, :, :]
+    a, b = _without_nan(scores)[..., :, None, :], _without_nan(others)[..., None, :, :]
     return ((a > b) + 0.5 * (a == b)).mean(axis=(-3, -2, -1))
 
 
@@ -162,5 +162,17 @@ def _interval(values: Floats, level: float) -> tuple[Any, Any]:
 
 def _flatten(scores: npt.ArrayLike) -> Floats:
     """Return scores with runs and tasks as one axis."""
-    array = np.asarray(scores, np.float64)
+    array = _without_nan(scores)
     return array.reshape(*array.shape[:-2], -1)
+
+
+def _without_nan(scores: npt.ArrayLike) -> Floats:
+    """Return scores as floats.
+
+    Raises:
+        ValueError: a score is NaN.
+    """
+    array = np.asarray(scores, np.float64)
+    if np.isnan(array).any():
+        raise ValueError("statistics: scores must not be NaN; leave these runs out, or give them the score of a failure")
+    return array

@@ -114,7 +114,7 @@ class Runs(Sequence[RunRecord]):
         lines = align_table([list(table), *rows], texts=3)
         more = len(self) - len(rows)
         bad = len(self.unreadable)
-        lines += [f"... {more:,} more runs"] * (more > 0) + [f"{bad:,} runs cannot be read, see .unreadable"] * (bad > 0)
+        lines += [f"... {more:,} more runs"] * (more > 0) + [f"{bad:,} cannot be read, see .unreadable"] * (bad > 0)
         return "\n".join(lines)
 
 
@@ -132,8 +132,10 @@ def load_runs(*paths: str | os.PathLike[str]) -> Runs:
     """
     if not paths:
         raise TypeError("load_runs: needs a directory of runs; pass load_runs('runs')")
-    found = {Path(os.path.abspath(run)): None for path in paths for run in find_runs(Path(path))}
-    root = _find_root([Path(os.path.abspath(path)) for path in paths], list(found))
+    # One path of a run that is found by several, such as links.
+    paths_of_runs = {os.path.realpath(run): run for path in reversed(paths) for run in reversed(find_runs(Path(path)))}
+    found = [Path(os.path.abspath(run)) for run in reversed(paths_of_runs.values())]
+    root = _find_root([Path(os.path.abspath(path)) for path in paths], found)
     records, unreadable = [], {}
     for run in found:
         name = str(run.relative_to(root))
@@ -172,9 +174,16 @@ def _describe(record: RunRecord, differences: Sequence[str]) -> dict[str, Any]:
 
 def _result(record: RunRecord) -> dict[str, Any]:
     summary, last = record.summary or {}, _read_or_warn(record, RunRecord.read_last_metrics) or {}
-    env_steps = summary.get(ENV_STEPS) if record.status != "training" and record.summary is not None else last.get(ENV_STEPS)
-    shown = {"status": record.status, ENV_STEPS: env_steps, "return": last.get(RETURN)}
-    return shown | {name: summary.get(name) for name in RESULTS}
+    # A summary is older than the metrics while a resumed run trains, or after it was killed.
+    is_newest = record.status != "training" and not _is_less(summary.get(ENV_STEPS), last.get(ENV_STEPS))
+    env_steps = summary.get(ENV_STEPS) if record.summary is not None and is_newest else last.get(ENV_STEPS)
+    own = {"status": record.status, ENV_STEPS: env_steps, "return": last.get(RETURN)}
+    return own | {name: summary.get(name) if is_newest else None for name in RESULTS}
+
+
+def _is_less(a: Any, b: Any) -> bool:
+    """Return True if both are integers and the first is less."""
+    return type(a) is int and type(b) is int and a < b
 
 
 def _read_or_warn(record: RunRecord, read: Callable[[RunRecord], T | None]) -> T | None:

@@ -137,7 +137,7 @@ class RunView:
 
     @property
     def has_speed_charts(self) -> bool:
-        """Whether a group of charts has the heading under which the times stand."""
+        """True if a group of charts has the heading under which the times stand."""
         return any(group.name == "Speed" for group in self.chart_groups)
 
     def charts(self) -> list[Chart]:

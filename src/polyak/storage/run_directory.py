@@ -294,7 +294,8 @@ _MOST_NAMES = 10
 def _search_runs(directory: str, depth: int) -> Iterator[str]:
     """Yield the runs below a directory, and directories without permission, as they may hold runs. A run holds no runs."""
     try:
-        inside = [entry.path for entry in os.scandir(directory) if entry.is_dir(follow_symlinks=False)]
+        entries = [entry for entry in os.scandir(directory) if not entry.name.startswith(".")]
+        inside = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except PermissionError:
         yield directory
         return
@@ -304,7 +305,7 @@ def _search_runs(directory: str, depth: int) -> Iterator[str]:
         # Other programs have a config.json too: a damaged run is found on the first level only.
         if os.path.lexists(f"{path}/{CONFIG}") and (depth == 1 or os.path.lexists(f"{path}/{SYSTEM}")):
             yield path
-        elif depth < _MAX_DEPTH and not os.path.basename(path).startswith("."):
+        elif depth < _MAX_DEPTH:
             yield from _search_runs(path, depth + 1)
 
 
