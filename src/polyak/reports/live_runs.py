@@ -27,11 +27,11 @@ class LiveRun:
 
     Attributes:
         stamp: inode, size and time of the files of the record.
-        metrics_stamp: the same of the metrics.
+        metrics_stamp: inode, size and time of the metrics file.
         growing: reads the metrics.
         record: the record; None if it cannot be read.
         columns: the metrics; None if they cannot be read.
-        error: why not.
+        error: the reason why the run or its metrics cannot be read; "" if there is none.
     """
 
     stamp: Stamp

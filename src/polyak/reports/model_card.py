@@ -86,7 +86,7 @@ def _score(record: RunRecord, env_steps: int, *, is_best: bool) -> str | None:
         return f"{format_number(means[0])} over {record.config.get('eval_episodes')} episodes" if means else None
     summary = record.summary or {}
     mean, std, episodes = (summary.get(f"eval_{name}") for name in ("mean_return", "std_return", "episodes"))
-    # The summary is that of an earlier policy while a resumed run trains, or after it was killed.
+    # While a resumed run trains, or after it was killed, the summary describes an earlier policy.
     if mean is None or std is None or summary.get("env_steps") != env_steps:
         return None
     return f"{format_number(mean)} ± {format_number(std)} over {episodes} episodes"

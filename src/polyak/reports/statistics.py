@@ -121,7 +121,7 @@ def iqm_intervals(
     """Interquartile mean over the runs and its interval, at each of many points, as of a curve.
 
     A resample of sorted scores is sorted by its ranks alone, which are the same for all points. So the interquartile mean of
-    every resample is a weighted sum of the sorted scores, and that of all points one matrix product.
+    every resample is a weighted sum of the sorted scores, and the interquartile means at all points are one matrix product.
 
     Args:
         scores: scores `[runs, points]`, without NaN.

@@ -65,7 +65,7 @@ GROUPS = (
         {
             "train/loss": "Not a sign of learning by itself: look for jumps and for growth without end.",
             "train/policy_gradient_loss": "Healthy: small and noisy around a constant.",
-            "train/value_loss": "Healthy: it grows with the return and then falls; its scale is that of squared rewards.",
+            "train/value_loss": "Healthy: it grows with the return and then falls; it scales with the square of rewards.",
             "train/critic_loss": "Healthy: it grows with the return at first and then falls or settles.",
             "train/actor_loss": "Healthy: minus the value, so it falls while the return rises.",
             "train/alpha_loss": "Healthy: around 0 once the entropy is at its target.",
@@ -139,7 +139,7 @@ def group_tags(tags: Iterable[str]) -> list[tuple[TagGroup, list[str]]]:
 
 
 def healthy_curve(tag: str) -> str:
-    """Return the sentence on a tag, "" for an unknown one; `train/critic_grad_norm` has that of `train/grad_norm`."""
+    """Return the sentence on a tag, "" for an unknown one; `train/critic_grad_norm` has the sentence of `train/grad_norm`."""
     sentences = {name: sentence for group in GROUPS for name, sentence in group.healthy.items()}
     if tag not in sentences and tag.endswith("grad_norm"):
         return sentences["train/grad_norm"]

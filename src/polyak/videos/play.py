@@ -13,8 +13,7 @@ from jaxtyping import PRNGKeyArray
 from polyak.core.checks import check_choice
 from polyak.core.policy_faults import ExceptionRelay, check_error_flags
 from polyak.core.printing import format_number
-from polyak.core.spaces import EnvSpec
-from polyak.core.types import Env, HostEnv, Policy, PyTree, TimeStep
+from polyak.core.types import Env, HostEnv, Policy
 from polyak.core.warn import warn
 from polyak.envs.rendered_env import single_copy
 from polyak.loops.host_actor import make_actor
@@ -37,26 +36,8 @@ BLOCK = 256
 
 
 @runtime_checkable
-class DrawnEnv(Protocol):
+class DrawnEnv(HostEnv, Protocol):
     """A `HostEnv` that draws images: of Gymnasium, or in JAX."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The spaces of one environment."""
-        ...
-
-    @property
-    def num_envs(self) -> int:
-        """The number of environments."""
-        ...
-
-    def reset(self, seed: int) -> TimeStep:
-        """Start a new episode."""
-        ...
-
-    def step(self, action: PyTree) -> TimeStep:
-        """Step the environment."""
-        ...
 
     def render(self) -> tuple[Image, float | None]:
         """Return the image `[H, W, 3]` of the first environment, and its frames per second or None."""
