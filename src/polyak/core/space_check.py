@@ -223,10 +223,10 @@ def check_range(name: str, array: npt.NDArray[Any], low: Any, high: Any, *, batc
 
 def range_error(name: str, array: npt.NDArray[Any], low: Any, high: Any, *, batched: bool = False) -> str:
     """The message of `check_range`'s error; `""` where all values are inside."""
-    outside = ~((array >= low) & (array <= high))
-    if not outside.any():
+    inside = (array >= low) & (array <= high)
+    if inside.all():
         return ""
-    index = tuple(np.argwhere(outside)[0].tolist())
+    index = tuple(np.argwhere(~inside)[0].tolist())
     low, high = (np.broadcast_to(bound, array.shape)[index] for bound in (low, high))
     expected = "finite" if low <= -FLOAT32_MAX and high >= FLOAT32_MAX else f"in [{low:g}, {high:g}]"
     return f"{name} must be {expected}, got {array[index]}{_position(index, batched)}"

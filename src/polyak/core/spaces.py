@@ -1,5 +1,6 @@
 """Spaces of observations and actions, and conversion of an agent's actions to the environment's."""
 
+import functools
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -77,10 +78,8 @@ class Box(_ByValue):
             raise ValueError(f"Box: shape {low_array.shape} has no element; a space needs at least one")
         if not np.all(low_array <= high_array):
             raise ValueError(f"Box: low must not be above high, nor either NaN; got low {low_array}, high {high_array}")
-        for array in (low_array, high_array):
-            array.setflags(write=False)
-        object.__setattr__(self, "low", low_array)
-        object.__setattr__(self, "high", high_array)
+        object.__setattr__(self, "low", _read_only(low_array))
+        object.__setattr__(self, "high", _read_only(high_array))
         object.__setattr__(self, "dtype", dtype)
 
     @property
@@ -98,14 +97,14 @@ class Box(_ByValue):
         """The divisor with which networks scale arrays of bytes: the largest bound, 255 for images."""
         return max(float(self.high.max()), 1.0)
 
-    @property
+    @functools.cached_property
     def float32_bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """The bounds in float32, rounded inwards, so that a float32 between them lies in the Box."""
+        """The bounds in float32, rounded inwards, so that a float32 between them lies in the Box; read-only arrays."""
         low, high = self.low.astype(np.float32), self.high.astype(np.float32)
         inner_low = np.where(low < self.low, np.nextafter(low, np.float32(np.inf)), low)
         inner_high = np.where(high > self.high, np.nextafter(high, np.float32(-np.inf)), high)
         is_empty = inner_low > inner_high  # No float32 lies between the bounds.
-        return np.where(is_empty, low, inner_low), np.where(is_empty, high, inner_high)
+        return _read_only(np.where(is_empty, low, inner_low)), _read_only(np.where(is_empty, high, inner_high))
 
     def _identity(self) -> tuple[Any, ...]:
         return (self.low.shape, str(self.dtype), self.low.tobytes(), self.high.tobytes())
@@ -117,6 +116,11 @@ class Box(_ByValue):
         else:
             low, high = (f"[{', '.join([*map(_number_text, bound[:2]), *['...'] * (bound.size > 2)])}]" for bound in bounds)
         return f"Box({low}, {high}, shape={self.shape}, dtype={self.dtype})"
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.setflags(write=False)
+    return array
 
 
 def _as_bound(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -429,7 +433,7 @@ class EnvSpec:
                 return action
 
     def _native_box(self, space: Box, action: Any) -> Any:
-        xp: Any = np if isinstance(action, np.ndarray | np.generic) else action.__array_namespace__()
+        xp: Any = np if isinstance(action, (np.ndarray, np.generic)) else action.__array_namespace__()
         if xp is np and space.dtype == np.float64:
             action = action.astype(np.float64)
         is_exact = space.dtype.kind != "f" or action.dtype == np.float64
@@ -441,7 +445,7 @@ class EnvSpec:
         native = xp.minimum(xp.maximum(action, low), high)
         match space.dtype.kind:
             case "f":
-                return native.astype(space.dtype) if xp is np else native
+                return native.astype(space.dtype, copy=False) if xp is np else native
             case "b":
                 return xp.rint(native).astype(space.dtype)
         # float32 rounds bounds such as 2³¹ - 1 up, out of the Box and of its dtype.

@@ -44,7 +44,6 @@ from polyak.networks.layers import (
 )
 from polyak.networks.pair import ActorAndCritic
 from polyak.networks.policy_head import PolicyHead
-from polyak.ops.value_distributions import midpoints
 
 
 def check_head(owner: str, name: str, head: Any) -> None:
@@ -240,7 +239,8 @@ class _QuantileModule(nnx.Module):
         self.head = QHead(self.joint.features, 1, layers, head, spec, rngs)
 
     def __call__(self, obs: PyTree, key: PRNGKeyArray | None = None) -> tuple[Float[Array, "B n"], Float[Array, " B"]]:
-        tau = jnp.broadcast_to(midpoints(self.num_tau)[None], (len(jax.tree.leaves(obs)[0]), self.num_tau))
+        midpoints = (jnp.arange(self.num_tau, dtype=jnp.float32) + 0.5) / self.num_tau
+        tau = jnp.broadcast_to(midpoints, (len(jax.tree.leaves(obs)[0]), self.num_tau))
         q = self.quantiles(obs, tau, key).mean(axis=2)
         return q, jnp.max(q, axis=-1)
 

@@ -1,5 +1,6 @@
 """`predict` and `as_python` of all policies: from a NumPy observation to an action."""
 
+import functools
 import weakref
 from collections.abc import Callable
 from operator import is_
@@ -76,7 +77,7 @@ def predict(
     spec = self.spec
     batched, batch = obs_batch(spec.obs, obs)
     size = batch or 1
-    for leaf in jax.tree.leaves(carry):
+    for leaf in () if carry is None else jax.tree.leaves(carry):
         if np.shape(leaf)[:1] != (size,):
             raise ValueError(f"predict: carry must have a batch size of {size} as obs, got an array of shape {np.shape(leaf)}")
     if not deterministic and key is None:
@@ -218,7 +219,9 @@ def _form_of(policy: PolicyWithSpec) -> _Form:
 
 
 def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
-    known, number = weakref.ref(policy, lambda _: _forms.pop(number, None)), id(policy)
+    # Bound methods, because the interpreter clears the names of modules before it frees the last policies.
+    number, forget = id(policy), _forms.pop
+    known = weakref.ref(policy, lambda _: forget(number, None))
     mode = getattr(policy, "mode_in_numpy", lambda: None)()
     form = _Form(known, arrays, mode, bool(python_calls_in(policy)))
     if all(isinstance(x, jax.Array) for x in arrays):  # others can be written to
@@ -256,12 +259,24 @@ def obs_batch(space: Space, obs: Any, *, owner: str = "predict", native: bool = 
         TypeError, ValueError: as `predict`.
     """
     name, specs = f"{owner}: obs", obs_specs(space)
+    if type(obs) is np.ndarray and _needs_no_conversion(space, obs.dtype, obs.shape):
+        batch = None if obs.shape == specs[0].shape else len(obs)
+        check_range(name, obs, specs[0].low, specs[0].high, batched=batch is not None)
+        return obs.reshape(batch or 1, *specs[0].shape).copy(), batch
     leaves = read_leaves(name, specs, obs)
     sizes = [_batch_size(spec.name(name), spec, leaf) for spec, leaf in zip(specs, leaves, strict=True)]
     if len(set(sizes)) > 1:
         raise ValueError(f"{owner}: the leaves of obs must have the same batch size, got {sizes}")
     arrays = [_obs_leaf(spec.name(name), spec, leaf, sizes[0], native) for spec, leaf in zip(specs, leaves, strict=True)]
     return unflatten(space, arrays), sizes[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _needs_no_conversion(space: Space, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Return True for an array, single or a batch, in the dtype of a Box of floats: nearly every observation is one."""
+    if not isinstance(space, Box) or space.dtype.kind != "f" or dtype != space.dtype:
+        return False
+    return shape == space.shape or (shape[1:] == space.shape and shape[:1] > (0,))
 
 
 def _batch_size(name: str, spec: ArraySpec, leaf: Any) -> int | None:
