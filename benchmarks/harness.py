@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,13 @@ def few_threads(count: int) -> None:
 class Worker:
     """A contestant: a process that answers with one measurement each turn."""
 
-    def __init__(self, name: str, command: Sequence[str | Path]) -> None:
+    def __init__(self, name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._about: dict[str, Any] | None = None
         # A pipe that nobody reads would fill up and block the worker.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        words = [str(word) for word in command]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        words, pipe = [str(word) for word in command], subprocess.PIPE
+        self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=env)
 
     def wait_until_warm(self) -> dict[str, Any]:
         """What the worker says about itself once it is ready."""
@@ -87,6 +87,11 @@ class Worker:
         self._process.stdin.flush()
         answer = self._answer()
         return float(answer["count"] / answer["seconds"])
+
+    def peak_mb(self) -> float:
+        """The process' peak memory so far, as Linux has it."""
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
 
     def close(self) -> None:
         """End the process."""

@@ -1,6 +1,6 @@
-"""Env steps per second of polyak's host loop and of Stable-Baselines3's PPO on Gymnasium's CartPole-v1, same settings.
+"""Env steps per second of polyak's host loop and of Stable-Baselines3's PPO in Gymnasium, same settings.
 
-    python benchmarks/host_loop.py [--quick] [--json PATH]
+    python benchmarks/host_loop.py [--quick] [--json PATH] [--env CartPole-v1]
 
 8 environments x 128 steps, 4 epochs x 4 minibatches, two networks of (64, 64) tanh. Both train: rollout, update, counts. polyak
 counts valid transitions only: a step that resets an environment is none. Compilation and the first iterations are not counted.
@@ -17,7 +17,7 @@ SHARED = {"learning_rate": 3e-4, "gamma": 0.99, "gae_lambda": 0.95, "clip_range"
 TARGET = 4.0
 
 
-def polyak_worker(count: int) -> None:
+def polyak_worker(count: int, name: str) -> None:
     import jax
 
     # As the command line does for this loop: waking another thread costs more than 20 µs of work, or a product of 256 rows.
@@ -26,7 +26,7 @@ def polyak_worker(count: int) -> None:
     import polyak
 
     pace = Pace(polyak=polyak.__version__, jax=jax.__version__)
-    env = polyak.envs.make("CartPole-v1", num_envs=NUM_ENVS)
+    env = polyak.envs.make(name, num_envs=NUM_ENVS)
     agent = polyak.PPO(
         spec=env.spec, num_steps=NUM_STEPS, num_epochs=EPOCHS, num_minibatches=MINIBATCHES, max_grad_norm=0.5, **SHARED
     )
@@ -40,7 +40,7 @@ def polyak_worker(count: int) -> None:
     )
 
 
-def sb3_worker(count: int) -> None:
+def sb3_worker(count: int, name: str) -> None:
     import stable_baselines3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -63,7 +63,7 @@ def sb3_worker(count: int) -> None:
 
     model = stable_baselines3.PPO(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=0),
+        make_vec_env(name, n_envs=NUM_ENVS, seed=0),
         n_steps=NUM_STEPS,
         batch_size=NUM_ENVS * NUM_STEPS // MINIBATCHES,
         n_epochs=EPOCHS,
@@ -79,17 +79,20 @@ def sb3_worker(count: int) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each")
+    parser.add_argument("--env", default="CartPole-v1", help="a name of Gymnasium, such as HalfCheetah-v5")
     parser.add_argument("--worker", choices=["polyak", "sb3"], help="(what the benchmark starts itself with)")
     parser.add_argument("--count", type=int, default=32 * NUM_ENVS * NUM_STEPS, help="env steps in a measurement")
     args = parser.parse_args()
     if args.worker:
-        (polyak_worker if args.worker == "polyak" else sb3_worker)(args.count)
+        (polyak_worker if args.worker == "polyak" else sb3_worker)(args.count, args.env)
         return
 
     count, rounds = (4 * NUM_ENVS * NUM_STEPS, 2) if args.quick else (args.count, args.rounds)
     me = Path(__file__).resolve()
     interpreters = {"sb3": python_of("sb3"), "polyak": sys.executable}
-    commands = {name: [python, me, "--worker", name, "--count", str(count)] for name, python in interpreters.items()}
+    commands = {
+        name: [python, me, "--worker", name, "--env", args.env, "--count", str(count)] for name, python in interpreters.items()
+    }
     rates, about = take_turns(commands, rounds)
     times_sb3 = ratios(rates, "polyak", "sb3")
     ratio = sorted(times_sb3)[len(times_sb3) // 2]
@@ -97,8 +100,15 @@ def main() -> None:
         ["Stable-Baselines3", spread(rates["sb3"], steps), "1", ""],
         ["polyak.loops.host", spread(rates["polyak"], steps), spread(times_sb3, times), verdict(ratio, TARGET)],
     ]
-    text = table(["CartPole-v1, 8 x 128", "env steps/s", "times SB3", "target"], rows)
-    result = {"benchmark": "host_loop", "rates": rates, "ratios": times_sb3, "target": TARGET, "versions": about}
+    text = table([f"{args.env}, 8 x 128", "env steps/s", "times SB3", "target"], rows)
+    result = {
+        "benchmark": "host_loop",
+        "env": args.env,
+        "rates": rates,
+        "ratios": times_sb3,
+        "target": TARGET,
+        "versions": about,
+    }
     report(text, {**result, "quick": args.quick, "count": count}, args.json)
 
 
