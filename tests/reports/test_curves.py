@@ -102,6 +102,21 @@ def test_time_goes_on_where_a_run_was_resumed(tmp_path):
     assert curve.x.tolist() == [1, 2, 3, 4, 6, 8, 10] and curve.low is None
 
 
+@pytest.mark.parametrize("resumed_seconds", [1.0, 4.0, 9.0])
+def test_time_goes_on_where_the_first_report_of_a_resumed_run_came_late(tmp_path, resumed_seconds):
+    """As the loops report: `time/fps` over the env_steps and seconds since the run was resumed."""
+    sessions = [(0, 100 * n, float(n)) for n in range(1, 5)], [(400, 400 + 100 * n, resumed_seconds * n) for n in range(1, 4)]
+    rows = [
+        {"env_steps": at, "time/time_elapsed": seconds, "time/fps": (at - start) / seconds, "rollout/ep_rew_mean": 1.0}
+        for session in sessions
+        for start, at, seconds in session
+    ]
+    write_run(tmp_path / "0", rows)
+    expected = [1, 2, 3, 4, *(4 + resumed_seconds * n for n in range(1, 4))]
+    (curve,) = curves_of(tmp_path, x="time").curves
+    np.testing.assert_allclose(curve.x, expected)
+
+
 def test_a_thinned_curve_keeps_its_extremes_and_ends():
     y = np.random.default_rng(0).normal(size=100_000)
     y[[12_345, 54_321]] = 50, -60

@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 XAxis = Literal["env_steps", "time"]
 """Axis of a curve: environment steps, or seconds of training."""
 
-TIME = "time/time_elapsed"
+TIME, FPS = "time/time_elapsed", "time/fps"
 
 POINTS = 200
 """Number of points of the grid of a group."""
@@ -154,7 +154,7 @@ def read_samples(records: Sequence[RunRecord], tags: Sequence[str] | None = None
         max_rows: number of evenly spaced rows of a run; None is all rows of few runs, and fewer of each of many.
     """
     rows = max(MIN_ROWS, MAX_ROWS_OF_ALL // max(len(records), 1)) if max_rows is None else max_rows
-    wanted = None if tags is None else [*tags, TIME]
+    wanted = None if tags is None else [*tags, TIME, FPS]
     columns, unreadable = {}, {}
     for record in records:
         try:
@@ -203,8 +203,21 @@ def make_curves(groups: Sequence[Group], samples: Samples, tag: str, *, x: XAxis
 def elapsed_seconds(columns: Columns) -> Floats:
     """Return the seconds of training at each row; a resumed run counts them anew in `time/time_elapsed`."""
     seconds = columns.get(TIME, np.full(len(columns[ENV_STEPS]), np.nan))
-    before = np.concatenate([[0.0], np.where(np.diff(seconds) < 0, seconds[:-1], 0.0)]) if len(seconds) else seconds
+    before = np.concatenate([[0.0], np.where(_is_resumed(columns, seconds), seconds[:-1], 0.0)]) if len(seconds) else seconds
     return np.asarray(seconds + np.cumsum(before), np.float64)
+
+
+def _is_resumed(columns: Columns, seconds: Floats) -> npt.NDArray[np.bool_]:
+    """Return True for each row but the first that was written after a resumption, where the row before was not.
+
+    The seconds are fewer than before, or as many or more where the first report came late; `time/fps` counts from the
+    env_steps at which the run was resumed.
+    """
+    steps = columns[ENV_STEPS]
+    started_at = steps - seconds * columns.get(FPS, np.full(len(steps), np.nan))
+    # Half of the steps before a resumption: far more than rounding errors.
+    starts_later = np.diff(started_at) > (steps - started_at)[:-1] / 2
+    return np.asarray((np.diff(seconds) < 0) | starts_later)
 
 
 def thin(x: Floats, y: Floats, points: int) -> tuple[Floats, Floats]:
