@@ -14,6 +14,7 @@ _LIBRARY = "compiles a library's environments, where the library is installed"
 LONGER = {
     "tests/test_docs.py": "trains on every page of the documentation, and builds the site",
     "tests/test_examples.py": "runs every example as it is printed",
+    "tests/test_notebooks.py": "runs every notebook as it is printed",
     "tests/test_to_the_bit.py": "compiles with the optimizing compiler",
     "tests/test_types.py": "runs mypy on a user's script",
     "tests/test_users_week.py": _PROCESSES,

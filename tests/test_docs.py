@@ -110,7 +110,8 @@ def test_the_index_of_the_api_reference_lists_the_names_of_polyak():
 
 def test_every_example_is_named_on_a_page():
     text = "\n".join(PAGES.values())
-    missing = [path.name for path in sorted((ROOT / "examples").glob("*.py")) if f"`examples/{path.name}`" not in text]
+    examples = [path for path in sorted((ROOT / "examples").iterdir()) if path.suffix in (".py", ".ipynb")]
+    missing = [path.name for path in examples if f"`examples/{path.name}`" not in text]
     assert not missing
 
 
@@ -285,7 +286,7 @@ def site(tmp_path_factory):
     """The documentation site, built without warnings."""
     pytest.importorskip("zensical")
     directory = tmp_path_factory.mktemp("site")
-    for name in ("docs", "src"):
+    for name in ("docs", "src", "examples"):
         shutil.copytree(ROOT / name, directory / name)
     for name in ("mkdocs.yml", *ROOT_PAGES):
         shutil.copy(ROOT / name, directory)
