@@ -52,6 +52,27 @@ def without_display(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.parametrize(
+    ("target", "kwargs", "camera"),
+    [
+        ("HalfCheetah-v5", {}, 0),
+        ("HalfCheetah-v5", {"camera_id": -1}, -1),
+        ("InvertedPendulum-v5", {}, -1),  # has no camera
+    ],
+)
+def test_the_camera_follows_a_robot(monkeypatch, target, kwargs, camera):
+    pytest.importorskip("mujoco")
+    from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
+
+    renderers, create = [], MujocoRenderer.__init__
+    monkeypatch.setattr(
+        MujocoRenderer, "__init__", lambda self, *args, **options: (renderers.append(self), create(self, *args, **options))[1]
+    )
+    monkeypatch.setattr("polyak.envs.rendered_env.choose_opengl", lambda: None)
+    make_rendered(EnvSource(target, {"env_kwargs": kwargs})).close()
+    assert renderers[-1].camera_id == camera
+
+
 @pytest.mark.parametrize(("working", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa")])
 def test_mujoco_draws_with_what_works_without_a_display(monkeypatch, working, chosen):
     pytest.importorskip("mujoco")

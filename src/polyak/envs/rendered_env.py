@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyak.core.types import Env, HostEnv
@@ -33,7 +33,8 @@ def make_rendered(source: EnvSource) -> Env | HostEnv:
     if isinstance(target, str):
         # Vectorized forms may have no images; the ALE has no other form.
         options["vectorization"] = "auto" if target.startswith("ALE/") else "sync"
-        options["env_kwargs"] = dict(options.get("env_kwargs") or {}) | {"render_mode": RENDER_MODE}
+        env_kwargs = dict(options.get("env_kwargs") or {})
+        options["env_kwargs"] = _camera(target, env_kwargs) | env_kwargs | {"render_mode": RENDER_MODE}
     elif can_make_again(target):
         options["vectorization"] = "sync"
         target = with_images(target)
@@ -41,6 +42,18 @@ def make_rendered(source: EnvSource) -> Env | HostEnv:
     if "mujoco" in sys.modules:
         choose_opengl()
     return env
+
+
+def _camera(id: str, env_kwargs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting of a camera that follows the robot, for Gymnasium's MuJoCo tasks without a chosen camera.
+
+    Since Gymnasium 1.4 the camera of some stands still, and robots run out of the picture. Models without a camera of this
+    name are drawn as before.
+    """
+    from gymnasium.envs.registration import registry
+
+    is_mujoco = id in registry and str(registry[id].entry_point).startswith("gymnasium.envs.mujoco")
+    return {"camera_name": "track"} if is_mujoco and not {"camera_name", "camera_id"} & set(env_kwargs) else {}
 
 
 def with_images(create: Callable[..., Any]) -> Callable[[], Any]:
