@@ -345,6 +345,16 @@ def test_links_of_the_site_lead_to_files_and_anchors(site):
             assert not anchor or anchor in anchors[target], f"{page}: {link}"
 
 
+def test_the_site_states_the_version_of_the_package():
+    assert f"\ncopyright: polyak {polyak.__version__}, " in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_pictures_of_agents_are_small():
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "pictures").glob("agent-*.gif")}
+    assert sizes["agent-lander.gif"] <= 300_000 and sum(sizes.values()) <= 2_000_000
+    assert all(f"(pictures/{name})" in PAGES["docs/gallery.md"] for name in sizes)
+
+
 def test_the_block_finder_keeps_the_order_of_the_page():
     page = "```sh\npolyak list\n```\ntext\n```python\nx = 1\n```\n```py\nnot run\n```\n"
     assert [(language, text) for language, _, text in blocks(page)] == [("sh", "polyak list\n"), ("python", "x = 1\n")]
