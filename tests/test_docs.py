@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 import polyak
+from tests.reports.axe import serious_findings
+from tests.reports.browser import CHROMIUM, Browser
 from tests.run_page import POLYAK_COMMANDS, blocks, run_command, run_page, shorten
 from tests.selection import quick
 
@@ -343,6 +345,19 @@ def test_links_of_the_site_lead_to_files_and_anchors(site):
             target = (target / "index.html" if target.is_dir() else target).resolve()
             assert target.exists(), f"{page}: {link}"
             assert not anchor or anchor in anchors[target], f"{page}: {link}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_axe_finds_nothing_serious_on_the_site_which_fits_its_window(site, tmp_path):
+    for width, scheme, found in ((360, "dark", "slate"), (1280, "light", "default")):
+        # A browser each, as the site keeps the scheme of the first visit.
+        with Browser(tmp_path / scheme) as browser:
+            for name in ("", "gallery", "results", "tutorials/train-and-look"):
+                browser.open((site / name / "index.html").as_uri(), width=width, scheme=scheme)
+                assert browser.evaluate("document.body.dataset.mdColorScheme") == found
+                assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+                assert serious_findings(browser) == [], name
 
 
 def test_the_site_states_the_version_of_the_package():

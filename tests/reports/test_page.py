@@ -1,15 +1,11 @@
-"""Reports in a browser: drawn without an error or a request, at every width, in light and dark, and by keyboard alone.
-
-axe-core, where the environment variable AXE_CORE names its `axe.min.js`, checks accessibility.
-"""
+"""Reports in a browser: drawn without an error or a request, at every width, in light and dark, by keyboard, and with axe."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 import polyak
+from tests.reports.axe import serious_findings
 from tests.reports.browser import CHROMIUM, Browser
 from tests.reports.written_runs import linear_rows, write_run
 
@@ -124,12 +120,6 @@ def test_the_filter_hides_other_runs(browser, pages):
 @pytest.mark.parametrize("page", ["run", "runs"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, pages, page, scheme):
-    if "AXE_CORE" not in os.environ:
-        pytest.skip("AXE_CORE does not name an axe.min.js")
     browser.open(pages[page], scheme=scheme)
     browser.wait_until(DRAWN)
-    browser.evaluate(Path(os.environ["AXE_CORE"]).read_text() + "\n1")
-    found = browser.evaluate(
-        "axe.run().then((done) => done.violations.map((v) => [v.impact, v.id, v.nodes[0].html.slice(0, 120)]))"
-    )
-    assert [one for one in found if one[0] in ("serious", "critical")] == [], found
+    assert serious_findings(browser) == []
