@@ -357,6 +357,8 @@ def test_axe_finds_nothing_serious_on_the_site_which_fits_its_window(site, tmp_p
                 browser.open((site / name / "index.html").as_uri(), width=width, scheme=scheme)
                 assert browser.evaluate("document.body.dataset.mdColorScheme") == found
                 assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+                code = "[...document.querySelectorAll('pre > code')].find((one) => one.scrollWidth > one.clientWidth)"
+                browser.wait_until(f"({code}?.tabIndex ?? 0) === 0")
                 assert serious_findings(browser) == [], name
 
 
