@@ -23,9 +23,9 @@ class PlotFlags:
     """tags of the metrics, each in its own panel"""
     x: Literal["env_steps", "time"] = "env_steps"
     """env_steps: environment steps; time: time of training"""
-    group_by: Annotated[tuple[str, ...] | None, default_hint("the algorithm and all that differ", "SETTING [SETTING ...]")] = (
-        None
-    )
+    group_by: Annotated[
+        tuple[str, ...] | None, default_hint("the algorithm and all settings that differ", "SETTING [SETTING ...]")
+    ] = None
     """settings in which curves differ, such as learning_rate; runs with equal values are one curve with its interval"""
     width: Annotated[str, tyro.conf.arg(metavar="WIDTH")] = "text"
     """width of the picture: column, text or page (83, 140 and 171 mm), or a length such as 90mm or 3.5in"""

@@ -27,9 +27,9 @@ class ReportFlags:
 
     output: OutputFlag = None
     """HTML file to write, replaced if it exists"""
-    group_by: Annotated[tuple[str, ...] | None, default_hint("the algorithm and all that differ", "SETTING [SETTING ...]")] = (
-        None
-    )
+    group_by: Annotated[
+        tuple[str, ...] | None, default_hint("the algorithm and all settings that differ", "SETTING [SETTING ...]")
+    ] = None
     """settings in which groups differ, such as learning_rate; runs with equal values are one group"""
     live: Annotated[Path | None, default_hint("none", "DIR")] = None
     """instead of RUN: serve a page of the runs in this directory on this machine, until Ctrl-C, which follows trainings"""
