@@ -65,7 +65,7 @@ MAY_IMPORT = {
 }
 UNSTABLE_JAX_USERS = {
     "networks/roles.py",
-    "policies/python/callback.py",
+    "core/python_call.py",
     "policies/python/callee.py",
     "export/onnx.py",
 }
