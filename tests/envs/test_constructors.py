@@ -394,7 +394,7 @@ def test_all_names_are_listed():
     assert set(names) == {"jax", *JAX_LIBRARIES, "atari", "gymnasium"}
     assert {"ALE/Breakout-v5", "ALE/Pong-v5"} <= set(names["atari"]) and len(names["atari"]) > 100
     assert not [name for name in names["gymnasium"] if "Breakout" in name]
-    assert names["jax"] == ["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0"]
+    assert names["jax"] == ["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0", "jax/BitFlipping-v0"]
     assert {"CartPole-v1", "HalfCheetah-v5"} <= set(names["gymnasium"])
 
 

@@ -30,7 +30,7 @@ PACKAGES = {"playground": "mujoco_playground"}
 """Packages of libraries whose prefix is another word."""
 
 JAX_PREFIXES = ("jax/", *(f"{library}/" for library in JAX_LIBRARIES))
-JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0")
+JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "BitFlipping-v0")
 
 
 def names() -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
 from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, PACKAGES
-from polyak.envs.classic import DYNAMICS
+from polyak.envs.built_in import DYNAMICS
 from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, named_batch
 from polyak.envs.info_reader import check_info_metrics
 from polyak.envs.libraries import is_from

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset
-from polyak.envs.classic import DYNAMICS
+from polyak.envs.built_in import DYNAMICS
 
 
 @dataclass(frozen=True)
