@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from polyak.ops.updates import soft_update as soft_update
     from polyak.packs import pack as pack
     from polyak.policies.python.policy import PythonPolicy as PythonPolicy
+    from polyak.replay.hindsight import HindsightReplay as HindsightReplay
     from polyak.replay.prioritized import PrioritizedReplay as PrioritizedReplay
     from polyak.replay.sequences import SequenceReplay as SequenceReplay
     from polyak.replay.uniform import UniformReplay as UniformReplay
@@ -105,6 +106,7 @@ _MODULES = {
     "ops.updates": ("soft_update",),
     "packs": ("pack",),
     "policies.python.policy": ("PythonPolicy",),
+    "replay.hindsight": ("HindsightReplay",),
     "replay.prioritized": ("PrioritizedReplay",),
     "replay.sequences": ("SequenceReplay",),
     "replay.uniform": ("UniformReplay",),

@@ -24,7 +24,7 @@ from polyak.networks.heads import PolicyAndValue, PolicyOnly, Quantiles, QValues
 from polyak.networks.pair import ActorAndCritic, RecurrentActorAndCritic
 from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops import schedules
-from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
+from polyak.replay import HindsightReplay, PrioritizedReplay, SequenceReplay, UniformReplay
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
@@ -200,7 +200,7 @@ def config_classes() -> dict[str, type]:
     """Return the classes that a `config.json` may name, including every agent in `AGENTS`."""
     pairs = (ActorAndCritic, RecurrentActorAndCritic, PolicyOnly, ValueOnly)
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
-    replays = (PrioritizedReplay, SequenceReplay, UniformReplay)
+    replays = (HindsightReplay, PrioritizedReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, AGENTS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
 

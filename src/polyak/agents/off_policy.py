@@ -74,7 +74,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         updates_per_step: gradient steps per environment step, including steps that only reset, independent of the number of
             environments; times `num_steps * num_envs` it must be an integer.
         batch_size: transitions of a gradient step.
-        replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own.
+        replay: a `UniformReplay`, a `PrioritizedReplay`, a `HindsightReplay`, or a `polyak.replay.Replay` of your own.
         learning_starts: transitions that are collected with random actions before the first gradient step.
         gamma: discount per step.
         n_step: number of rewards that are summed before bootstrapping.
@@ -340,6 +340,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """
         self.check_optimizer()
         check_normalizers(self)
+        object.__setattr__(self, "replay", self.replay.for_env(type(self).__name__, self.spec))
 
     def _create_replay(self) -> ReplayState:
         action = self.spec.action
@@ -365,6 +366,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             ("replay.num_steps", stored.num_steps, created.num_steps),
             ("replay.priorities", stored.priorities is not None, created.priorities is not None),
             ("replay.carries", stored.carries is not None, created.carries is not None),
+            ("replay.episodes", stored.episodes is not None, created.episodes is not None),
             ("the replay", jax.tree.structure(stored), jax.tree.structure(created)),
         ):
             if value != wanted:

@@ -351,6 +351,8 @@ class EnvSpec:
         id: the environment's name.
         action_scaling: Box actions are clipped to the bounds (`"clip"`) or rescaled to them from [-1, 1] (`"rescale"`).
         has_action_mask: time steps have an `action_mask`.
+        goals: the `polyak.core.goals.Goals` of an environment whose reward is a function of goals, else None; not compared and
+            not stored.
 
     Raises:
         TypeError: `obs` or `action` is no space of polyak's.
@@ -362,6 +364,7 @@ class EnvSpec:
     id: str = ""
     action_scaling: Literal["clip", "rescale"] = "clip"
     has_action_mask: bool = False
+    goals: Any = field(default=None, compare=False, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
         if self.action_scaling not in ("clip", "rescale"):

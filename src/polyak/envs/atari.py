@@ -147,6 +147,10 @@ class AtariBatch:
             terminated = terminated | ((self._lives < lives) & (self._lives > 0) & ~reset_mask)
         return RawStep([obs], reward, terminated, truncated, record=record)
 
+    def goal_env(self) -> Any:
+        """Return the ALE's environment, which has no goals."""
+        return self._env
+
     def render(self) -> tuple[Any, float]:
         """Return the screen of the first game, and its frames per second.
 

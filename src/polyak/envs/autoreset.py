@@ -24,6 +24,7 @@ from polyak.core.struct import static, struct
 from polyak.core.tags import SUCCESS
 from polyak.core.types import PyTree, TimeStep
 from polyak.envs.images import read_image
+from polyak.envs.jax_goals import goals_of_dynamics
 from polyak.envs.reset_pool import ResetPool
 
 DEFAULT_FPS = 10.0
@@ -61,6 +62,18 @@ class MaskedDynamics(Dynamics, Protocol):
 
     def action_mask(self, state: PyTree) -> PyTree:
         """Return the action mask of the state, as a tree like the action space; allows an action in a final state too."""
+        ...
+
+
+@runtime_checkable
+class GoalDynamics(Dynamics, Protocol):
+    """Dynamics whose observations have goals; see `polyak.core.goals`.
+
+    They may also have `compute_terminated` and `compute_truncated` with the same arguments, which return bools `[B]`.
+    """
+
+    def compute_reward(self, achieved_goal: PyTree, desired_goal: PyTree) -> Any:
+        """Return the rewards `[B]` of steps that achieved these goals, where those were desired."""
         ...
 
 
@@ -106,7 +119,7 @@ class AutoReset:
             the wrong shape.
     """
 
-    dynamics: Dynamics | MaskedDynamics | ReportingDynamics = static()
+    dynamics: Dynamics | MaskedDynamics | GoalDynamics | ReportingDynamics = static()
     num_envs: int = static(default=1)
     action_scaling: Literal["clip", "rescale"] = static(default="clip")
     reset_pool: int | None = static(default=None)
@@ -122,7 +135,8 @@ class AutoReset:
     def spec(self) -> EnvSpec:
         """Spec of one environment; the default name is the name of the dynamics' class."""
         spec = self.dynamics.spec
-        return dataclasses.replace(spec, id=spec.id or type(self.dynamics).__name__, action_scaling=self.action_scaling)
+        name, goals = spec.id or type(self.dynamics).__name__, spec.goals or goals_of_dynamics(self.dynamics)
+        return dataclasses.replace(spec, id=name, action_scaling=self.action_scaling, goals=goals)
 
     def init(self, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Start a new episode in every environment: the state, and `first` time steps."""

@@ -69,6 +69,10 @@ class Batch(Protocol):
         """Return the image of the first environment, and its frames per second or None."""
         ...
 
+    def goal_env(self) -> Any:
+        """Return an environment in this process whose functions of goals can be called."""
+        ...
+
     def save(self) -> list[Any] | None:
         """Return snapshots as plain data, or None if there are none."""
         ...
@@ -92,6 +96,10 @@ class EnvGroup(Protocol):
         """Call a method of every environment, each with its own arguments."""
         ...
 
+    def goal_env(self) -> Any:
+        """Return an environment in this process whose functions of goals can be called."""
+        ...
+
     def close(self) -> None:
         """Close every environment."""
         ...
@@ -107,6 +115,7 @@ class InProcessEnvs:
     def __init__(self, envs: Sequence[Any], name: str, options: EnvOptions) -> None:
         self.name = name
         self.envs = [SingleEnv(env, name, index, options) for index, env in enumerate(envs)]
+        self._goal_env = self.envs[0].env  # also after `close`: functions of goals need no simulation
         _check_distinct([env.env.unwrapped for env in self.envs])
         self.spaces = [(env.env.observation_space, env.env.action_space) for env in self.envs]
 
@@ -119,6 +128,10 @@ class InProcessEnvs:
         if not self.envs:
             raise RuntimeError(f"{self.name}: the environment is closed")
         return [getattr(env, method)(*args) for env, args in zip(self.envs, arguments, strict=True)]
+
+    def goal_env(self) -> Any:
+        """Return the first environment."""
+        return self._goal_env
 
     def close(self) -> None:
         """Close every environment, even if one raises; then raise the first error."""
@@ -201,6 +214,10 @@ class SingleBatch:
         """Return the image of the first environment, and its frames per second or None."""
         picture: tuple[Any, float | None] = self.group.call("render", self._no_arguments)[0]
         return picture
+
+    def goal_env(self) -> Any:
+        """Return an environment in this process whose functions of goals can be called."""
+        return self.group.goal_env()
 
     def save(self) -> list[Any] | None:
         """Return the environments' snapshots as plain data, or None if an environment has no snapshot."""

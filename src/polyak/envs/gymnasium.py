@@ -1,5 +1,6 @@
 """Gymnasium environments, single or vectorized, as a `HostEnv` with next-step autoreset."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice, check_integer
+from polyak.core.goals import has_goals
 from polyak.core.gymnasium_spaces import from_gymnasium
 from polyak.core.printing import short_repr
 from polyak.core.spaces import Discrete, EnvSpec, Leaf, MultiDiscrete, leaf_keys, leaf_spaces, map_space, unflatten
@@ -15,6 +17,7 @@ from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.types import EpisodeRecord, PyTree, TimeStep
 from polyak.core.warn import warn
 from polyak.envs.env_batch import Batch, RawStep
+from polyak.envs.host_goals import HostGoals
 from polyak.envs.images import read_image
 from polyak.envs.masks import Flags
 from polyak.envs.obs_reader import obs_leaves
@@ -71,7 +74,9 @@ class GymnasiumEnv:
             ) from None
         action = from_gymnasium(batch.action_space, f"{id}: action space", is_action=True)
         EnvSpec(obs, action, id, action_scaling)
-        self.spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
+        spec = EnvSpec(obs, action, id, action_scaling, has_action_mask=batch.probe())
+        goals = HostGoals(spec, batch.obs_space, batch.goal_env) if has_goals(spec) else None
+        self.spec = dataclasses.replace(spec, goals=goals)
         self.num_envs = batch.num_envs
         self._read_action = ActionReader(self.spec, batch.action_space, self.num_envs)
         _warn_of_masks_in_obs(self.spec)

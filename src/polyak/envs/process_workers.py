@@ -48,6 +48,7 @@ class WorkerProcesses:
     def __init__(self, env_fns: Sequence[Callable[[], Any]], name: str, timeout: float, options: EnvOptions) -> None:
         self.name = name
         self.timeout = timeout
+        self._make_env = env_fns[0]
         self.pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
         # Calls are numbered, so that results of an interrupted call (Ctrl-C) are not taken for results of the next call.
@@ -86,6 +87,10 @@ class WorkerProcesses:
             except OSError:
                 self._raise_dead(index, method)
         return self._results(method)
+
+    def goal_env(self) -> Any:
+        """Create an environment in this process, whose functions of goals can be called."""
+        return self._make_env()
 
     def close(self) -> None:
         """Close the environments and end all processes, after a second by SIGKILL. A second call does nothing.

@@ -222,6 +222,11 @@ class VectorBatch:
         masks = self._complete(arrays, is_last, result[4], reset_mask)
         return RawStep(arrays, reward, terminated, truncated, masks, info=values)
 
+    def goal_env(self) -> Any:
+        """Return the first environment of a `SyncVectorEnv`, else the vector environment."""
+        inner = layers_of(self.env)[-1]
+        return inner.envs[0] if isinstance(inner, SyncVectorEnv) else self.env
+
     def render(self) -> tuple[Any, float | None]:
         """Return the image of the first environment, and its frames per second or None.
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
 
-def random_below(key: PRNGKeyArray, shape: tuple[int, ...], n: UInt32[Array, ""]) -> Int32[Array, "..."]:
+def random_below(key: PRNGKeyArray, shape: tuple[int, ...], n: UInt32[Array, "..."]) -> Int32[Array, "..."]:
     """Integers in [0, n), floor(n · x / 2³²) of 32 random bits x: a probability differs from 1/n by less than 2⁻³²."""
     # `jax.random.randint` draws twice the bits, which takes longer than all else in a sample.
     x = jax.random.bits(key, shape, jnp.uint32)

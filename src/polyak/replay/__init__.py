@@ -4,12 +4,14 @@ from typing import Any
 
 from polyak.core.suggestions import missing_from_module
 from polyak.replay.datasets import from_minari
+from polyak.replay.hindsight import HindsightReplay
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.replay import Replay, ReplayState, Transition
 from polyak.replay.sequences import SequenceObs, SequenceReplay
 from polyak.replay.uniform import UniformReplay
 
 __all__ = [
+    "HindsightReplay",
     "PrioritizedReplay",
     "Replay",
     "ReplayState",

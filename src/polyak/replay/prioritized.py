@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,8 +65,6 @@ class PrioritizedReplay(Replay):
     Source: Schaul et al. 2016, arXiv:1511.05952, section 3.3 (proportional), 3.4 (weights) and table 3 (β).
     """
 
-    has_priorities: ClassVar[bool] = True
-
     capacity: int = integer(default=100_000)
     alpha: Scalar = number(default=0.6, at_least=0)
     beta: Schedule = setting(
@@ -78,6 +76,11 @@ class PrioritizedReplay(Replay):
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def has_priorities(self) -> bool:
+        """True."""
+        return True
 
     def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
         """Check the capacity; see `Replay.check`."""

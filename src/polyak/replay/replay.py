@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.schedules import Count
@@ -50,6 +51,7 @@ class ReplayState:
         num_steps: the length of the rollouts that are added.
         priorities: the `Priorities` of a `PrioritizedReplay`, which `set_priorities` changes; None in other replays.
         carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
+        episodes: the `Episodes` of a `HindsightReplay`, or None.
     """
 
     rows: Rows
@@ -60,6 +62,7 @@ class ReplayState:
     num_steps: int = static()
     priorities: PyTree = None
     carries: PyTree = None
+    episodes: PyTree = None
 
     @property
     def capacity(self) -> int:
@@ -126,14 +129,31 @@ class Replay(abc.ABC):
     rows, and draws from them in its own way. `set_priorities` and `metrics` have defaults for a replay without priorities.
 
     Attributes:
-        capacity: rows, over all environments and devices.
         draws_sequences: `Transition.obs` is a `SequenceObs`, for a recurrent network.
-        has_priorities: `sample` gives importance weights, and `set_priorities` keeps the TD errors.
     """
 
-    capacity: int
     draws_sequences: ClassVar[bool] = False
-    has_priorities: ClassVar[bool] = False
+
+    @property
+    @abc.abstractmethod
+    def capacity(self) -> int:
+        """Rows, over all environments and devices."""
+
+    @property
+    def has_priorities(self) -> bool:
+        """`sample` gives importance weights, and `set_priorities` keeps the TD errors."""
+        return False
+
+    def for_env(self, owner: str, spec: EnvSpec) -> "Replay":
+        """The replay for an environment.
+
+        Args:
+            owner: the agent, for errors.
+
+        Raises:
+            ValueError: the replay needs other observations.
+        """
+        return self
 
     @abc.abstractmethod
     def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:

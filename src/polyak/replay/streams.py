@@ -46,7 +46,8 @@ def end_stream(state: ReplayState, num_envs: int) -> ReplayState:
     )
     size = jnp.minimum(state.size + jnp.uint32(skipped), jnp.uint32(slots - 1))
     size = jnp.where(is_open, size, state.size)
-    state = dataclasses.replace(state, rows=rows, position=end.astype(jnp.uint32), size=size)
+    episodes = state.episodes and state.episodes.end_stream(position, skipped, slots, num_envs, is_open)
+    state = dataclasses.replace(state, rows=rows, position=end.astype(jnp.uint32), size=size, episodes=episodes)
     if not isinstance(state.priorities, Priorities):
         return state
     index = _rows_at(end + jnp.arange(1 - skipped, 1, dtype=jnp.int32), slots, num_envs)

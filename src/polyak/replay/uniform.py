@@ -1,12 +1,13 @@
 """Uniform replay: a ring of time steps, from which n-step transitions are built when they are drawn."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Int32, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
 
 from polyak.core.struct import check_settings, choice, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
@@ -20,6 +21,24 @@ from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_ca
 DRAWS = 4
 
 _NAMES = ("obs", "action", "action_mask")
+
+
+class Steps(NamedTuple):
+    """The steps of n-step transitions, `[n, N]`.
+
+    Attributes:
+        reward: the reward of each step.
+        terminated: the step reached a terminal state.
+        last: the sum of rewards ends with the step.
+    """
+
+    reward: Float[Array, "n N"]
+    terminated: Bool[Array, "n N"]
+    last: Bool[Array, "n N"]
+
+
+ChangeSteps: TypeAlias = Callable[[Steps, Int32[Array, "n N"]], Steps]
+"""`change_steps(steps, rows)`: the steps of transitions with other goals; `rows` follow the steps in the storage."""
 
 
 @struct
@@ -147,6 +166,7 @@ class UniformReplay(Replay):
         n_step: int = 1,
         gamma: Scalar,
         most_steps: Int32[Array, " N"] | None = None,
+        change_steps: ChangeSteps | None = None,
     ) -> Transition:
         """The transitions that start from the given rows.
 
@@ -156,6 +176,7 @@ class UniformReplay(Replay):
             n_step: n, the most steps that rewards are summed over.
             gamma: γ.
             most_steps: the most steps of each transition, where that is less than n.
+            change_steps: a function of the n steps of each transition and of the rows after them `[n, N]`; returns other steps.
         """
         slots = state.num_slots(num_envs)
         slot, env = index // num_envs, index % num_envs
@@ -167,10 +188,14 @@ class UniformReplay(Replay):
         reward, terminated, truncated, valid = (
             x[following] for x in (state.rows.reward, state.rows.terminated, state.rows.truncated, state.rows.valid)
         )
+        last = terminated | truncated
+        if change_steps is not None:
+            after = (slot[None] + steps + 1) % slots * num_envs + env[None]
+            reward, terminated, last = change_steps(Steps(reward, terminated, last), after)
         exists = valid & (steps <= age[None]) & (age < state.size.astype(jnp.int32))[None]
         if most_steps is not None:
             exists = exists & (steps < most_steps[None])
-        goes_on = jnp.concatenate([exists[:1], exists[1:] & ~(terminated | truncated)[:-1]])
+        goes_on = jnp.concatenate([exists[:1], exists[1:] & ~last[:-1]])
         summed = jnp.cumprod(goes_on.astype(jnp.int32), axis=0) > 0
         powers = jnp.asarray(gamma, jnp.float32) ** steps.astype(jnp.float32)
         num_summed = summed.sum(axis=0, dtype=jnp.int32)

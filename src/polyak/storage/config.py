@@ -36,7 +36,7 @@ def to_json(obj: Any, *, on_unknown: Literal["error", "describe"] = "error") -> 
 
     def object_to_json(value: Any, path: str) -> Any:
         if _is_settings(value):
-            fields = [field.name for field in dataclasses.fields(value) if field.init]
+            fields = [field.name for field in dataclasses.fields(value) if _is_stored(field)]
             parts = {name: encode(getattr(value, name), f"{path}.{name}", object_to_json) for name in fields}
             return {"$class": type(value).__name__, **parts}
         return {"$unsupported": repr(value)[:200]} if on_unknown == "describe" else reject(value, path)
@@ -82,13 +82,18 @@ def _is_settings(value: Any) -> bool:
     return bool(type(value).__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
+def _is_stored(field: Any) -> bool:
+    """Return False for a field that the object or its environment sets, such as the function of a reward."""
+    return bool(field.init and field.metadata.get("stored", True))
+
+
 def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> Any:
     name = content["$class"]
     if not isinstance(name, str) or name not in classes:
         message = unknown_name(str(name)[:80], tuple(sorted(classes)), "class name")
         raise ConfigError(f"{path}: {message}; pass a user-defined agent again {AS_AGENT}")
     cls = classes[name]
-    known = tuple(field.name for field in dataclasses.fields(cls) if field.init)
+    known = tuple(field.name for field in dataclasses.fields(cls) if _is_stored(field))
     values = {key: value for key, value in content.items() if key != "$class"}
     for key in values:
         if key not in known:

@@ -209,6 +209,7 @@ def prepare_resumption(
     """
     if env.num_envs != config.num_envs:
         raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
+    config = _with_goals(config, env)
     # Checked before the run changes.
     if learners is None:
         mesh_over(config.devices, config.num_envs)
@@ -230,6 +231,19 @@ def prepare_resumption(
         # Learners restore the state themselves.
         start = Start(env_steps=start.env_steps)
     return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
+
+
+def _with_goals(config: RunConfig, env: Env | HostEnv) -> RunConfig:
+    """The config whose agent has the functions of the environment's goals, which a file cannot store."""
+    agent, goals = config.agent, env.spec.goals
+    if (
+        goals is None
+        or not dataclasses.is_dataclass(agent)
+        or "spec" not in {field.name for field in dataclasses.fields(agent)}
+    ):
+        return config
+    changed: Any = dataclasses.replace(agent, spec=dataclasses.replace(config.agent.spec, goals=goals))  # type: ignore[type-var]
+    return dataclasses.replace(config, agent=changed)
 
 
 def _with_env_steps(run: Run, config: RunConfig, env_steps: int | None) -> RunConfig:
