@@ -9,6 +9,9 @@ from polyak.presets.preset import LinearOverTraining
 
 PRIORITIZED = polyak.PrioritizedReplay(500, alpha=0.5, frame_stack=4)
 
+PRIORITIZED_GOALS = polyak.HindsightReplay(polyak.PrioritizedReplay(500, alpha=0.5))
+INNER = polyak.PrioritizedReplay(9, alpha=0.5)
+
 
 @pytest.mark.parametrize(
     ("replay", "flags", "wanted"),
@@ -22,6 +25,11 @@ PRIORITIZED = polyak.PrioritizedReplay(500, alpha=0.5, frame_stack=4)
             ReplayFlags(replay="prioritized", priority_beta=LinearOverTraining(0.5, 1.0, 0.5)),
             polyak.PrioritizedReplay(500, beta=polyak.Linear(0.5, 1.0, 50)),
         ),
+        (polyak.UniformReplay(500), ReplayFlags(replay="hindsight", goal_ratio=0.5), polyak.HindsightReplay(500, ratio=0.5)),
+        (PRIORITIZED_GOALS, ReplayFlags(goal_strategy="final"), polyak.HindsightReplay(PRIORITIZED_GOALS.replay, "final")),
+        (polyak.HindsightReplay(500), ReplayFlags(capacity=9, priority_alpha=0.5), polyak.HindsightReplay(INNER)),
+        (polyak.UniformReplay(9), ReplayFlags(replay="hindsight", priority_alpha=0.5), polyak.HindsightReplay(INNER)),
+        (PRIORITIZED_GOALS, ReplayFlags(replay="uniform"), polyak.UniformReplay(500)),
     ],
 )
 def test_flags_change_the_settings_of_a_replay_and_keep_the_others(replay, flags, wanted):
@@ -37,6 +45,8 @@ def test_a_recurrent_network_chooses_its_replay():
 def test_a_recurrent_network_takes_no_priorities_or_frames_away_unasked():
     with pytest.raises(UsageError, match=r"needs a SequenceReplay, without the alpha, frame_stack of PrioritizedReplay"):
         changed_replay(PRIORITIZED, ReplayFlags(), "sequence", 100)
+    with pytest.raises(UsageError, match="a recurrent network has no goals"):
+        changed_replay(PRIORITIZED_GOALS, ReplayFlags(), "sequence", 100)
     assert changed_replay(PRIORITIZED, ReplayFlags(replay="sequence"), "sequence", 100) == polyak.SequenceReplay(500)
 
 
@@ -45,6 +55,8 @@ def test_a_recurrent_network_takes_no_priorities_or_frames_away_unasked():
     [
         (ReplayFlags(priority_alpha=0.5, burn_in=1), "--priority-alpha, --burn-in: UniformReplay has no such setting"),
         (ReplayFlags(replay="sequence", frame_stack=4), "--frame-stack: SequenceReplay has no such setting"),
+        (ReplayFlags(goal_ratio=0.5), "--goal-ratio: UniformReplay has no such setting"),
+        (ReplayFlags(replay="hindsight", burn_in=4), "--burn-in: UniformReplay has no such setting"),
     ],
 )
 def test_flags_of_another_replay_are_rejected(flags, message):
@@ -56,6 +68,10 @@ def test_flags_of_another_replay_are_rejected(flags, message):
     ("words", "message"),
     [
         ("ppo CartPole-v1 --capacity 500", "--capacity: ppo has no replay"),
+        ("dqn CartPole-v1 --replay hindsight", "DQN: HindsightReplay: the environment must have goals"),
+        ("dqn jax/BitFlipping-v0 --replay hindsight --goal-ratio 2", "HindsightReplay: ratio must be a number in"),
+        ("dqn jax/BitFlipping-v0 --replay hindsight --frame-stack 4", "HindsightReplay: replay must have frame_stack=1"),
+        ("dqn jax/BitFlipping-v0 --replay hindsight --goal-strategy past", "past"),
         ("dqn CartPole-v1 --capacity 0", "UniformReplay: capacity must be an integer in"),
         ("dqn CartPole-v1 --replay prioritized --priority-beta linear:2", "PrioritizedReplay: beta"),
         ("dqn CartPole-v1 --priority-beta fast", "must be a number or linear:START"),
