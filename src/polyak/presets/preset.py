@@ -85,12 +85,18 @@ def make_replay(arguments: Mapping[str, Any], env_steps: int) -> Any:
 
     >>> make_replay({"kind": "prioritized", "capacity": 5_000, "alpha": 0.5}, 10_000)
     PrioritizedReplay(capacity=5000, alpha=0.5)
+    >>> make_replay({"kind": "hindsight", "strategy": "final", "replay": {"kind": "prioritized", "capacity": 5_000}}, 10_000)
+    HindsightReplay(replay=PrioritizedReplay(capacity=5000), strategy='final')
     """
-    from polyak.replay import PrioritizedReplay, SequenceReplay, UniformReplay
+    from polyak.replay import HindsightReplay, PrioritizedReplay, SequenceReplay, UniformReplay
 
-    kinds: Any = {"uniform": UniformReplay, "prioritized": PrioritizedReplay, "sequence": SequenceReplay}
+    kinds: Any = {"uniform": UniformReplay, "prioritized": PrioritizedReplay}
+    kinds |= {"sequence": SequenceReplay, "hindsight": HindsightReplay}
     make = kinds[arguments.get("kind", "uniform")]
-    return make(**{name: with_length(value, env_steps) for name, value in arguments.items() if name != "kind"})
+    fields = {name: with_length(value, env_steps) for name, value in arguments.items() if name != "kind"}
+    if isinstance(inner := fields.get("replay"), Mapping):
+        fields["replay"] = make_replay(inner, env_steps)
+    return make(**fields)
 
 
 def build_network(name: str, fields: Mapping[str, Any]) -> Any:

@@ -30,6 +30,11 @@ CARTPOLE = {
     "learning_rate": 1e-3, "gamma": 0.98, "tau": 0.01, "target_entropy": 0.1,
 }  # fmt: skip
 
+FETCH_REACH = {
+    "actor": {"hidden": (64, 64)}, "critics": {"hidden": (64, 64)}, "learning_rate": 1e-3, "gamma": 0.95,
+    "normalize_obs": True, "replay": {"kind": "hindsight", "replay": 1_000_000},
+}  # fmt: skip
+
 PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(50_000, 1, CARTPOLE, "polyak's preset"),
     "Pendulum-v1": Preset(20_000, 1, {"learning_rate": 1e-3, "replay": {"capacity": 20_000}}, "RL Zoo"),
@@ -41,4 +46,5 @@ PRESETS: dict[str, Preset] = {
     "Walker2d-v5": Preset(1_000_000, 8, LIGHT, "polyak's preset"),
     "Ant-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Humanoid-v5": Preset(2_000_000, 1, MUJOCO, "RL Zoo"),
+    "FetchReach-v4": Preset(20_000, 1, FETCH_REACH, "RL Zoo"),
 }
