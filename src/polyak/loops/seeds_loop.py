@@ -127,7 +127,7 @@ def compiled_seeds(
     if all(reporter.env_steps >= env_steps for reporter in active.values()):
         stopped = None
     state = _on_one_device(state, mesh)
-    results = {i: reporter.result(_select_seed(i, state), stopped) for i, reporter in active.items()}
+    results = {i: reporter.result(_slice_seed(i, state), stopped) for i, reporter in active.items()}
     return [(results | diverged)[i] for i in range(count)]
 
 
@@ -239,7 +239,7 @@ def _report_each(
     """Report every seed; returns False if a callback stops training, and the results of diverged seeds."""
     go_on, diverged = True, {}
     for i, reporter in active.items():
-        seed_state = _select_seed(i, state)
+        seed_state = _slice_seed(i, state)
         try:
             # The slices are new arrays, so a callback may keep them; the loop continues with `state`.
             seed_goes_on, _ = reporter.report(metrics[i], seed_state, callbacks[i] if callbacks else ())
@@ -264,6 +264,12 @@ def _check_each(seeds: Iterable[int], carry: PyTree) -> None:
 
 def _select_seed(i: int, tree: Any) -> Any:
     return jax.tree.map(itemgetter(i), tree)
+
+
+@jax.jit
+def _slice_seed(i: int, state: LoopState) -> LoopState:
+    """Return the state of one seed in one call: a call for each leaf made reports take longer than short trainings."""
+    return jax.tree.map(itemgetter(i), state)
 
 
 @contextmanager
