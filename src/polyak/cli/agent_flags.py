@@ -5,9 +5,7 @@ None, and its default is a literal. Other fields are set in Python.
 """
 
 import ast
-import contextlib
 import dataclasses
-import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -16,7 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from polyak.cli.agent_source import class_sources
 from polyak.core.docstrings import attribute_texts
-from polyak.presets.preset import LinearOverTraining
+from polyak.presets.preset import LINEAR, LinearOverTraining, parse_schedule
 
 
 def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str] = ()) -> type:
@@ -88,27 +86,6 @@ def _flag_type(annotation: str) -> Any:
     return None if None in kinds else kinds[0] | kinds[1]
 
 
-LINEAR = "linear:START[:END[:FRACTION]]"
-"""Syntax of a schedule: from START to END (default 0) over the first FRACTION (default 1) of the training."""
-
-
-def _parse_schedule(words: list[str]) -> Any:
-    """Parse a number or a `LINEAR` schedule."""
-    name, *numbers = words[0].split(":")
-    values = []
-    with contextlib.suppress(ValueError):
-        values = [float(number) for number in numbers or [name]]
-    is_schedule = not numbers or (name == "linear" and len(values) <= 3 and all(map(math.isfinite, values)))
-    if not values or not is_schedule:
-        raise ValueError(f"must be a number or {LINEAR}, such as linear:0.001; got {words[0]!r}")
-    if not numbers:
-        return values[0]
-    schedule = LinearOverTraining(*values)
-    if not 0 < schedule.fraction <= 1:
-        raise ValueError(f"FRACTION of {LINEAR} must be above 0 and at most 1, got {words[0]!r}")
-    return schedule
-
-
 def _format_schedule(value: Any) -> list[str]:
     if not isinstance(value, LinearOverTraining):
         return [str(value)]
@@ -120,7 +97,7 @@ def _format_schedule(value: Any) -> list[str]:
 SCHEDULE: PrimitiveConstructorSpec[Any] = PrimitiveConstructorSpec(
     nargs=1,
     metavar=f"FLOAT|{LINEAR}",
-    instance_from_str=_parse_schedule,
+    instance_from_str=lambda words: parse_schedule(words[0]),
     is_instance=lambda value: isinstance(value, float | int | LinearOverTraining),
     str_from_instance=_format_schedule,
 )

@@ -1,5 +1,7 @@
 """Presets: settings to train one algorithm in one environment. Plain data, so that listing presets does not import JAX."""
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +29,34 @@ class LinearOverTraining:
     start: float
     end: float = 0.0
     fraction: float = 1.0
+
+
+LINEAR = "linear:START[:END[:FRACTION]]"
+"""Syntax of a schedule: from START to END (default 0) over the first FRACTION (default 1) of the training."""
+
+
+def parse_schedule(text: str) -> float | LinearOverTraining:
+    """The number or the `LINEAR` schedule in a text.
+
+    >>> parse_schedule("linear:0.001")
+    LinearOverTraining(start=0.001)
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    name, *numbers = text.split(":")
+    values = []
+    with contextlib.suppress(ValueError):
+        values = [float(number) for number in numbers or [name]]
+    is_schedule = not numbers or (name == "linear" and len(values) <= 3 and all(map(math.isfinite, values)))
+    if not values or not is_schedule:
+        raise ValueError(f"must be a number or {LINEAR}, such as linear:0.001; got {text!r}")
+    if not numbers:
+        return values[0]
+    schedule = LinearOverTraining(*values)
+    if not 0 < schedule.fraction <= 1:
+        raise ValueError(f"FRACTION of {LINEAR} must be above 0 and at most 1, got {text!r}")
+    return schedule
 
 
 @short_repr()
