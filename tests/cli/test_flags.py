@@ -49,6 +49,7 @@ OUT_OF_RANGE = {
     "seed": ("-1", "4294967296"),
     "seeds": NOT_POSITIVE,
     "run-dir": (),
+    "preset": ("none.toml",),
     "loop": ("compiled", "distributed", "asynchronous"),
     "workers": (*NOT_POSITIVE, "3"),
     "lag": ("-1", "1"),

@@ -38,7 +38,7 @@ def parse(
     Raises:
         UsageError: a flag is set twice, or is a flag of another library or algorithm.
     """
-    flags = _flags_in(arguments)
+    flags = set_flags(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
@@ -91,7 +91,7 @@ def parse_for_runs(kind: type[T], arguments: Sequence[str], *, command: str, des
 def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Return the flags for which the dataclass `kind` has no field."""
     own = {_normalize(f"--{name}") for name in field_names(kind)}
-    return [flag for flag in _flags_in(arguments) if flag not in own]
+    return [flag for flag in set_flags(arguments) if flag not in own]
 
 
 OTHER_NAMES = {
@@ -130,7 +130,8 @@ def field_names(kind: Any) -> list[str]:
     return names
 
 
-def _flags_in(arguments: Sequence[str]) -> list[str]:
+def set_flags(arguments: Sequence[str]) -> list[str]:
+    """Return the flags that arguments set, in one spelling."""
     return [_normalize(argument) for argument in arguments if argument.startswith("--")]
 
 
@@ -175,6 +176,8 @@ class TrainFlags:
     """number of seeds to train, from --seed on: in parallel in the compiled loop, else one after another"""
     run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME-PID", "PATH")] = None
     """run directory; must be new or empty"""
+    preset: Annotated[Path | None, default_hint("the preset of ALGO and ENV", "FILE")] = None
+    """TOML file with values of these flags, such as best.toml of a study; flags override it"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     (
         "compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python; "

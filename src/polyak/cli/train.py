@@ -12,6 +12,7 @@ from polyak.cli.agent_source import class_source
 from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.imports import find_modules_here
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
+from polyak.cli.preset_file import flags_from
 from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
 from polyak.cli.user_flags import UserFlags, UserGroup
 from polyak.core.suggestions import unknown_name
@@ -149,4 +150,6 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
         description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."
     prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
     flags = dataclasses.make_dataclass("Flags", groups)
+    if (file := _value_of("--preset", arguments)) is not None:
+        arguments = [*arguments, *flags_from(file, flags, arguments)]
     return parse(flags, arguments, prog=prog, description=description, owners=_algorithms_with)

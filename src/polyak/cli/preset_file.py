@@ -1,0 +1,50 @@
+"""`polyak train --preset FILE`: values of flags from a TOML file."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyak.cli.flags import UsageError, field_names, set_flags
+from polyak.cli.user_flags import UserFlags
+from polyak.core.suggestions import unknown_name
+
+OF_THE_COMMAND_LINE = {"preset", "run_dir", "ray_address", "track", *field_names(UserFlags)}
+"""Flags that a file cannot set: they name code, places and machines, and a file only changes numbers."""
+
+
+def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments for the values in a file, without the flags that are among `arguments`.
+
+    Args:
+        file: a TOML file of numbers, texts, booleans and lists by name; the group `[network]` has the flags of the network.
+        kind: the dataclass of the flags.
+        arguments: the command line.
+
+    Raises:
+        UsageError: the file cannot be read, or a name or a value is not one of a flag.
+    """
+    from polyak.storage.toml_files import read_toml
+
+    try:
+        values = read_toml(file)
+    except ValueError as error:
+        raise UsageError(f"--preset {error}") from None
+    network = values.pop("network", {}) if isinstance(values.get("network"), dict) else {}
+    known = [name for name in field_names(kind) if name not in OF_THE_COMMAND_LINE]
+    given, found = set_flags(arguments), list[str]()
+    for name, value in (values | network).items():
+        if name not in known:
+            raise UsageError(f"--preset {file}: {unknown_name(name, known, 'setting')}")
+        flag = f"--{name.replace('_', '-')}"
+        if flag in given:
+            continue
+        if isinstance(value, bool):
+            found.append(flag if value else f"--no-{flag.removeprefix('--')}")
+            continue
+        items = value if isinstance(value, list) else [value]
+        # A list is several arguments, of which none may be a flag.
+        is_flag = len(items) > 1 and any(str(item).startswith("-") for item in items)
+        if not items or is_flag or not all(isinstance(item, str | int | float) for item in items):
+            raise UsageError(f"--preset {file}: {name} must be a number, a text, a boolean or a list, got {value!r:.80}")
+        # One argument, so that a negative number is no flag.
+        found += [f"{flag}={items[0]}"] if len(items) == 1 else [flag, *map(str, items)]
+    return found
