@@ -22,7 +22,8 @@ TINY_OF = {
 }
 AT_MOST = {"env_steps": 320, "num_envs": 16, "episodes": 3}
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
-POLYAK_COMMANDS = {"train", "resume", "evaluate", "video", "export", "list", "plot", "pack", "report"}  # `watch` opens a window
+# `watch` opens a window.
+POLYAK_COMMANDS = {"train", "resume", "evaluate", "video", "export", "list", "plot", "pack", "report", "study"}
 NOT_RUN = {"pip", "tensorboard", "python", "pytest", "ruff", "mypy", "bash", "pre-commit"}
 
 

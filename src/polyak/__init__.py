@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from polyak.reports.records import load_run as load_run
     from polyak.reports.report import report as report
     from polyak.reports.tables import load_runs as load_runs
+    from polyak.studies.study import study as study
     from polyak.train.resumption import resume as resume
     from polyak.train.run_video import video as video
     from polyak.train.run_video import watch as watch
@@ -114,6 +115,7 @@ _MODULES = {
     "reports.records": ("load_run",),
     "reports.report": ("report",),
     "reports.tables": ("load_runs",),
+    "studies.study": ("study",),
     "train.resumption": ("resume",),
     "train.run_video": ("video", "watch"),
 }

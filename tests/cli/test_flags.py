@@ -23,6 +23,7 @@ from polyak.cli.plot import PlotFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.report import ReportFlags
 from polyak.cli.resume import ResumeFlags
+from polyak.cli.study import StudyFlags
 from polyak.cli.user_flags import UserFlags
 from polyak.networks.layers import ACTIVATIONS
 from polyak.ops.schedules import Linear
@@ -414,7 +415,11 @@ def test_values_of_switches_are_rejected(words, value, command):
 
 
 @pytest.mark.parametrize(
-    "kind", [TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags, PlotFlags, PackFlags, ReportFlags, UserFlags]
+    "kind",
+    [
+        *(TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags),
+        *(PlotFlags, PackFlags, ReportFlags, StudyFlags, UserFlags),
+    ],
 )
 def test_no_help_breaks_where_the_source_does(kind):
     texts = {param.arg_name: param.description for param in docstring_parser.parse_from_object(kind).params}

@@ -5,6 +5,8 @@ import json
 import pytest
 
 import polyak
+from polyak.studies.journal import Trial
+from polyak.studies.page import write_page
 from tests.reports.axe import serious_findings
 from tests.reports.browser import CHROMIUM, Browser
 from tests.reports.written_runs import linear_rows, write_run
@@ -37,7 +39,12 @@ def pages(tmp_path_factory, trained):
             rows = [row | {f"train/{ATTACK}": 1.0} for row in linear_rows(20, start=seed, slope=rate * 10, every=5)]
             path = root / "runs" / f"{ATTACK.replace('/', '')}{rate}-{seed}"
             write_run(path, rows, seed=seed, env=ATTACK, agent={"learning_rate": rate}, stopped=f"Error: {ATTACK}")
+    scores = {"score": 9.0, "scores": (9.0,), "fresh_scores": (7.0, 8.0)}
+    preset, best = Trial(0, "complete", {}, **scores), Trial(2, "complete", {"gamma": 0.9, "kind": ATTACK}, **scores)
+    failed = Trial(1, "failed", {"gamma": 0.5, "kind": ATTACK}, None, error=ATTACK)
+    write_page(root / "study.html", f"ppo {ATTACK}", [preset, failed, best], best, {"gamma": 0.7, ATTACK: 0.3})
     made = {
+        "study": root / "study.html",
         "run": polyak.report(run, output=root / "run.html"),
         "runs": polyak.report(root / "runs", output=root / "runs.html"),
     }
@@ -48,7 +55,7 @@ def focus(browser):
     return browser.evaluate("document.activeElement.tagName + '.' + document.activeElement.className")
 
 
-@pytest.mark.parametrize("page", ["run", "runs"])
+@pytest.mark.parametrize("page", ["run", "runs", "study"])
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (768, "dark"), (1440, "light"), (1920, "dark")])
 def test_a_page_opens_without_an_error_or_a_request_and_fits_its_window(browser, pages, page, width, scheme):
     browser.open(pages[page], width=width, scheme=scheme)
@@ -60,7 +67,8 @@ def test_a_page_opens_without_an_error_or_a_request_and_fits_its_window(browser,
     assert browser.evaluate("window.attacked === undefined && document.images.length === 0")
     paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 22, 27)")
-    assert "Runs" in browser.evaluate("document.body.innerText") or page == "run"
+    word = {"run": "Settings", "runs": "Runs", "study": "Importances"}[page]
+    assert word in browser.evaluate("document.body.innerText")
 
 
 def test_curves_have_ink(browser, pages):
@@ -117,7 +125,7 @@ def test_the_filter_hides_other_runs(browser, pages):
     assert browser.evaluate("document.getElementById('shown').textContent") == "1 of 6 runs"
 
 
-@pytest.mark.parametrize("page", ["run", "runs"])
+@pytest.mark.parametrize("page", ["run", "runs", "study"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(browser, pages, page, scheme):
     browser.open(pages[page], scheme=scheme)

@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | video | watch | export | report | plot | pack | list."""
+"""The command line: polyak train | resume | evaluate | video | watch | export | report | plot | pack | study | list."""
 
 import codecs
 import errno
@@ -28,6 +28,7 @@ commands:
   report RUN... [flags]    write an HTML page about runs; --live DIR follows trainings
   plot RUN... -o FILE      draw curves of runs as svg, pdf or png
   pack RUN -o FILE         pack policy, settings, scores and model card into one zip file
+  study ALGO ENV [flags]   search for better settings of an algorithm
   list                     list algorithms, presets and environments
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
@@ -183,6 +184,10 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
             from polyak.cli.pack import pack
 
             return pack
+        case "study":
+            from polyak.cli.study import study
+
+            return study
         case "plot":
             from polyak.cli.plot import plot
 
@@ -197,7 +202,7 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    names = ("train", "resume", "evaluate", "video", "watch", "export", "report", "plot", "pack", "list")
+    names = ("train", "resume", "evaluate", "video", "watch", "export", "report", "plot", "pack", "study", "list")
     message = unknown_name(name, names, "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyak.reports.charts import ChartData
-from polyak.reports.views import ComparisonView, RunView
+from polyak.reports.views import ComparisonView, RunView, StudyView
 from polyak.storage.run_directory import library_version
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 100
 """Number of rows of a table that are in sight before a button shows the others."""
 
-View: TypeAlias = RunView | ComparisonView
+View: TypeAlias = RunView | ComparisonView | StudyView
 
 
 @dataclass(frozen=True)

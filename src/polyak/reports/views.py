@@ -133,7 +133,7 @@ class RunView:
     command_note: str
     machine: Sequence[tuple[str, str]]
     resumptions: Table
-    is_run: bool = field(default=True, init=False)
+    template: str = field(default="run.html", init=False)
 
     @property
     def has_speed_charts(self) -> bool:
@@ -172,7 +172,7 @@ class ComparisonView:
     group_by: str
     group_choices: Sequence[str]
     status: Status | None = None
-    is_run: bool = field(default=False, init=False)
+    template: str = field(default="comparison.html", init=False)
 
     def charts(self) -> list[Chart]:
         """Return all charts of the page."""
@@ -180,3 +180,25 @@ class ComparisonView:
         for env in self.environments:
             found += [*env.mains, *env.statistics, *(chart for group in env.chart_groups for chart in group.charts)]
         return found
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """The page of a study; see `templates/study.html`."""
+
+    title: str
+    path: str
+    tiles: Sequence[Tile]
+    notes: Sequence[str]
+    history: Chart
+    importances: Table
+    best: Sequence[tuple[str, str]]
+    command: str
+    trials: Table
+    errors: Sequence[str]
+    status: Status | None = None
+    template: str = field(default="study.html", init=False)
+
+    def charts(self) -> list[Chart]:
+        """Return all charts of the page."""
+        return [self.history]

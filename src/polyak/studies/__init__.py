@@ -1,0 +1,1 @@
+"""Studies: searches for better settings of an algorithm in an environment."""

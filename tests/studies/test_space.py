@@ -1,0 +1,91 @@
+import dataclasses
+
+import pytest
+
+from polyak.agents import AGENTS, agent_class
+from polyak.presets import PRESETS
+from polyak.presets.spaces import SPACES
+from polyak.studies.space import PARTS, Choices, Range, read_space
+
+
+def test_every_algorithm_with_a_preset_has_a_space_of_settings_within_the_agent_s_bounds():
+    assert SPACES.keys() == AGENTS.keys() >= {algorithm for algorithm, _ in PRESETS}
+    for name in AGENTS:
+        assert {"learning_rate", "gamma", "hidden"} & read_space(name, "preset").keys()
+
+
+def test_a_file_has_ranges_choices_and_a_group(tmp_path):
+    file = tmp_path / "space.toml"
+    file.write_text(
+        "learning_rate = {low = 1e-5, high = 1e-2, log = true}\nnum_epochs = [1, 5]\ntarget_kl = ['None', 0.1]\n"
+        "clip_range = ['linear:0.2', 0.1]\n[network]\nhidden = [[64], [64, 64]]\n"
+    )
+    assert read_space("ppo", file) == {
+        "learning_rate": Range(1e-5, 1e-2, True),
+        "num_epochs": Choices((1, 5)),
+        "target_kl": Choices((None, 0.1)),
+        "clip_range": Choices(("linear:0.2", 0.1)),
+        "hidden": Choices(([64], [64, 64])),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have at least one setting, got none"),
+        ("gamma = ", "must be a TOML file"),
+        ("lerning_rate = [0.1]", "unknown setting 'lerning_rate'; did you mean 'learning_rate'"),
+        ("hidden = [[64]]", r"hidden belongs to the group \[network\]"),
+        ("gamma = []", "gamma must have at least one value"),
+        ("gamma = [0.9, 0.9]", "gamma must have different values"),
+        ("gamma = [0.9, inf]", "gamma must have finite numbers"),
+        ("gamma = 0.9", "gamma must be a list of values or"),
+        ("gamma = {low = 1.0, high = 0.9}", "gamma: low must be below high, got low=1.0, high=0.9"),
+        ("gamma = {low = 0.0, high = 0.9, log = true}", "gamma: low must be above 0 with log = true"),
+        ("gamma = {low = 0.0, high = inf}", "gamma: low and high must be finite numbers, got inf"),
+        ("gamma = {low = 0.0, high = 1.0, log = 1}", "gamma: log must be true or false, got 1"),
+        # The agent's own bounds.
+        ("gamma = {low = 0.5, high = 1.5}", r"gamma must be a number in \[0, 1\], got 1.5"),
+        ("gamma = [0.9, 'high']", "gamma must be a number"),
+        ("num_epochs = {low = 1.0, high = 2.5}", "num_epochs must be an integer >= 1|num_epochs must be an integer in"),
+        ("normalize_advantage = ['all']", "normalize_advantage must be one of"),
+        ("clip_range = ['linear:x']", "must be a number or linear:START"),
+        ("[network]\nhidden = [[64], [0]]", "hidden"),
+        ("[network]\nactivation = ['sine']", "activation must be one of"),
+    ],
+)
+def test_an_invalid_space_is_rejected(tmp_path, text, message):
+    file = tmp_path / "space.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"space.toml: .*({message})") as caught:
+        read_space("ppo", file)
+    assert len(str(caught.value).splitlines()) == 1 or "TOML" in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none.toml: cannot be read: No such file"):
+        read_space("ppo", tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "dimension",
+    [Range(1e-5, 1e-2, True), Range(0.5, 2.0), Range(1, 10), Choices((0.9, 0.99, 0.999)), Choices(("tanh", "relu"))],
+)
+def test_values_survive_optuna_and_cma(dimension):
+    values = dimension.bounds
+    assert [dimension.decode(dimension.encode(value)) for value in values] == list(values)
+    for value in values:
+        number = dimension.encode(value)
+        assert dimension.from_unit(dimension.to_unit(number)) == pytest.approx(number, rel=1e-12)
+    with pytest.raises(ValueError, match="must be"):
+        dimension.encode(17.5)
+
+
+def test_only_increasing_numbers_are_ordered():
+    assert Choices((1, 2, 5)).is_ordered and Choices((0.9, 1)).is_ordered
+    assert not any(Choices(values).is_ordered for values in [(2, 1), (False, True), (None, 0.1), ("a", "b")])
+
+
+def test_parts_are_fields_that_no_space_can_have():
+    fields = {field.name for name in AGENTS for field in dataclasses.fields(agent_class(name))}
+    assert set(PARTS) <= fields

@@ -1,0 +1,211 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import polyak
+from polyak.cli import main
+from polyak.storage.run_files import RunError
+from polyak.storage.toml_files import write_toml
+from polyak.studies import jobs, training
+from polyak.studies.training import Bench, StudyStopped, Task
+
+pytest.importorskip("optuna")
+
+ROOT = Path(__file__).parents[2]
+# Only numbers vary, so that all trials are one program.
+SPACE = {"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "gamma": [0.9, 0.99], "normalize_reward": [None, "return"]}
+TINY = {
+    "env_steps": 512,
+    "num_envs": 2,
+    "evaluations": 2,
+    "eval_episodes": 2,
+    "fresh_seeds": 2,
+    "space": SPACE,
+    "pruner": "none",
+}
+
+
+def study(directory, trials=3, **changes):
+    return polyak.study("a2c", "jax/CartPole-v1", directory=directory, trials=trials, **TINY | changes)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A study of three trials of two seeds, of which one has settings that the agent rejects."""
+    directory = tmp_path_factory.mktemp("studies") / "found"
+    return study(directory, seeds=2, space=SPACE | {"network": {"hidden": [[16], [32]]}}, progress=False)
+
+
+@pytest.mark.slow
+def test_a_study_ends_with_its_files(found):
+    directory = found.directory
+    assert [trial.number for trial in found.trials] == [0, 1, 2] and found.trials[0].settings == {}
+    assert all(trial.state == "complete" and len(trial.scores) == 2 for trial in found.trials)
+    assert found.best.score == max(trial.score for trial in found.trials)
+    assert len(found.best.fresh_scores) == len(found.trials[0].fresh_scores) == 2
+    summary = json.loads((directory / "study.json").read_text())
+    assert summary["best"] == found.best.number and len(summary["trials"]) == 3
+    runs = polyak.load_runs(directory)
+    assert {name.split("/")[0] for name in (run.name for run in runs)} == {"fresh", "trial-000", "trial-001", "trial-002"}
+    assert {run.seed for run in runs if run.name.startswith("fresh")} == {2, 3}
+    assert set(runs.differences) >= {"learning_rate", "network.hidden"}
+
+
+@pytest.mark.slow
+def test_the_best_settings_train_by_their_file_and_the_runs_have_a_report(found, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # Of any trial, as the preset's settings may be the best.
+    settings = found.trials[1].settings
+    write_toml(tmp_path / "one.toml", {"env_steps": 512, "num_envs": 2, **settings}, "trial 1")
+    assert tomllib.loads((tmp_path / "one.toml").read_text())["hidden"] == settings["hidden"]
+    assert main(["train", "a2c", "jax/CartPole-v1", "--preset", "one.toml", "--run-dir", "run", "--eval-episodes", "0"]) == 0
+    trained = polyak.load_run("run").config
+    assert trained["agent"] == polyak.load_run(found.directory / "trial-001" / "seed-0").config["agent"]
+    assert polyak.report(found.directory, output=tmp_path / "report.html").stat().st_size > 1000
+    best = tomllib.loads((found.directory / "best.toml").read_text())
+    texts = {name: "None" if value is None else value for name, value in found.best.settings.items()}
+    assert best == {"env_steps": 512, "num_envs": 2} | texts
+
+
+@pytest.mark.slow
+def test_the_same_call_trains_nothing_twice_and_more_trials_continue(found, monkeypatch):
+    space = SPACE | {"network": {"hidden": [[16], [32]]}}
+    trained = []
+    monkeypatch.setattr(
+        training.Bench, "train", lambda *arguments: trained.append(arguments[1]) or training.Outcome((-1.0, -1.0))
+    )
+    again = study(found.directory, seeds=2, space=space, progress=False)
+    assert again == found and trained == []
+    more = study(found.directory, trials=5, seeds=2, space=space, progress=False)
+    assert len(trained) == 2 and more.trials[:3] == found.trials and more.best == found.best
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": 0}, "study: trials must be an integer >= 1, got 0"),
+        ({"seeds": 0}, "study: seeds must be an integer >= 1, got 0"),
+        ({"workers": 1000}, r"study: workers must be an integer in \[1, 256\], got 1000"),
+        ({"evaluations": 513}, r"study: evaluations must be an integer in \[1, 512\], got 513"),
+        ({"fresh_seeds": -1}, "study: fresh_seeds must be an integer >= 0, got -1"),
+        ({"space": {"gama": [0.9]}}, "unknown setting 'gama'; did you mean 'gamma'"),
+        ({"space": {"gamma": [1.9]}}, r"gamma must be a number in \[0, 1\], got 1.9"),
+        ({"space": {}}, "must have at least one setting"),
+        ({"space": "none.toml"}, "none.toml: cannot be read"),
+        ({"pruner": "best"}, "study: pruner must be one of"),
+        ({"sampler": "grid"}, "study: sampler must be one of"),
+        ({"seed": -1}, "seed"),
+        ({"env_steps": 0}, "study: env_steps must be an integer >= 1 or None, got 0"),
+    ],
+)
+def test_invalid_arguments_change_nothing(tmp_path, changes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        study(tmp_path / "s", **changes)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(("pgo", "jax/CartPole-v1"), "did you mean"), (("ppo", "jax/CartPol-v1"), "jax/CartPole")]
+)
+def test_unknown_names_change_nothing(tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        polyak.study(*words, trials=1, directory=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("package", ["optuna", "cmaes"])
+def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"a study needs {package}: pip install 'polyak\[study\]'"):
+        study(tmp_path / "s")
+
+
+def test_an_error_of_the_machine_stops_the_study_and_the_same_call_continues(tmp_path, monkeypatch):
+    calls = []
+
+    def fail_once(*arguments, **options):
+        calls.append(options["settings"])
+        raise RuntimeError("the simulator\nis gone")
+
+    monkeypatch.setattr(training, "run_seeds", fail_once)
+    says = "trial 0 stopped the study: RuntimeError: the simulator is gone; the same command continues it when this is mended"
+    for _ in range(2):
+        with pytest.raises(StudyStopped, match=says):
+            study(tmp_path / "s", progress=False)
+    assert calls == [{}, {}] and (tmp_path / "s" / "trials.jsonl").exists() is False
+
+
+def test_a_study_without_a_complete_trial_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.Bench, "train", lambda *arguments: training.Outcome(error="diverged: loss is NaN"))
+    with pytest.raises(RunError, match="no trial is complete; the last error: diverged: loss is NaN"):
+        study(tmp_path / "s", progress=False)
+
+
+def test_a_process_that_dies_three_times_stops_the_study(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jobs.sys, "executable", "/bin/false")
+    wanted = [jobs.Job(f"trial {n}", {"gamma": 0.9}, [0], tmp_path / str(n), lambda *report: False) for n in range(3)]
+    task = Task("ppo", "jax/CartPole-v1", 1000, 8, 4, 2)
+    with Bench(task) as bench, pytest.raises(StudyStopped, match=r'with {"gamma": 0.9} stopped the study: 3 processes died'):
+        list(jobs.run_jobs(bench, wanted, 2))
+    assert "its process ended with exit code 1; it begins again" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workers_train_all_trials_although_one_is_killed(tmp_path, monkeypatch, capsys):
+    receive, killed = jobs.Worker.receive, []
+
+    def kill_once(worker):
+        if worker.job.name == "trial 1" and not killed:
+            killed.append(worker)
+            worker._process.kill()
+        return receive(worker)
+
+    monkeypatch.setattr(jobs.Worker, "receive", kill_once)
+    result = study(tmp_path / "s", trials=4, workers=2, fresh_seeds=0)
+    assert [trial.state for trial in result.trials] == ["complete"] * 4 and len(killed) == 1
+    out = capsys.readouterr().out
+    assert "trial 1: its process was killed by SIGKILL; it begins again" in out
+    with pytest.raises(ProcessLookupError):
+        os.kill(killed[0]._process.pid, 0)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from tests.studies.test_study import study
+study(sys.argv[1], trials=6, pruner="median")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_study_killed_at_ten_random_moments_equals_one_that_was_not(tmp_path):
+    command = [sys.executable, "-c", SCRIPT]
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    start = time.monotonic()
+    subprocess.run([*command, str(tmp_path / "whole"), str(ROOT)], env=environment, check=True)
+    seconds = time.monotonic() - start
+    cut, draw, kills = tmp_path / "cut", random.Random(0), 0
+    while kills < 10:
+        process = subprocess.Popen([*command, str(cut), str(ROOT)], env=environment, stdout=subprocess.DEVNULL)
+        try:
+            # Later than the imports, which change nothing.
+            process.wait(draw.uniform(0.2, 0.7) * seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        kills += 1
+    subprocess.run([*command, str(cut), str(ROOT)], env=environment, check=True)
+    whole, again = (json.loads((path / "study.json").read_text()) for path in (tmp_path / "whole", cut))
+    assert again == whole and len(whole["trials"]) == 6
+    assert (cut / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
