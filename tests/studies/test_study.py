@@ -170,8 +170,10 @@ def test_workers_train_all_trials_although_one_is_killed(tmp_path, monkeypatch, 
         return receive(worker)
 
     monkeypatch.setattr(jobs.Worker, "receive", kill_once)
-    result = study(tmp_path / "s", trials=4, workers=2, fresh_seeds=0)
-    assert [trial.state for trial in result.trials] == ["complete"] * 4 and len(killed) == 1
+    # With many trials the median answers by a bool of NumPy.
+    result = study(tmp_path / "s", trials=12, workers=2, fresh_seeds=0, pruner="median")
+    assert {trial.state for trial in result.trials} <= {"complete", "pruned"} and len(killed) == 1
+    assert len(result.trials) == 12
     out = capsys.readouterr().out
     assert "trial 1: its process was killed by SIGKILL; it begins again" in out
     with pytest.raises(ProcessLookupError):

@@ -195,7 +195,8 @@ def _search(
                 if step not in known:
                     trial.report(reward, step)
                 known.add(step)
-                return trial.should_prune()
+                # A bool of NumPy is no JSON data for a process.
+                return bool(trial.should_prune())
 
             yield Job(name, settings, seeds, journal.path.parent / f"trial-{trial.number:03d}", report)
 
