@@ -463,13 +463,6 @@ def test_the_machine_s_shape_counts_its_devices():
     assert machine_shape() == {"platform": "cpu", "devices": jax.device_count(), "processes": 1}
 
 
-def test_runs_are_sorted_by_the_numbers_in_their_names(tmp_path):
-    names = ["lr=1e-05/seed-0", "lr=0.0003/seed-9", "lr=0.0003/seed-10", "lr=0.001/seed-0", "lr=0.01/seed-0", "lr=2/seed-0"]
-    for name in reversed(names):
-        create(tmp_path / name, {"seed": 1}).close()
-    assert [str(run.relative_to(tmp_path)) for run in runs_in(tmp_path)] == names
-
-
 def test_runs_are_found_in_a_directory_and_in_those_in_it(tmp_path):
     for name in ("b", "seeds/seed-10", "seeds/seed-9", "a", "study/trials/3/seed-0", "five/levels/are/too/deep", ".hidden/run"):
         create(tmp_path / name, {"seed": 1}).close()

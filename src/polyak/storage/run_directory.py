@@ -281,9 +281,8 @@ def runs_in(directory: Path) -> list[Path]:
     if os.path.lexists(directory / CONFIG) or not os.path.isdir(directory):
         return []
     found = [Path(run) for run in _search_runs(str(directory), depth=1)]
-    # Texts and numbers in turns; of the numbers also those of settings, such as 0.003 and 1e-05.
-    parts = {run: re.split(r"(\d+(?:\.\d+)?(?:e-\d+)?)", str(run.relative_to(directory))) for run in found}
-    return sorted(found, key=lambda run: ([float(x) if i % 2 else x for i, x in enumerate(parts[run])], str(run)))
+    parts = {run: re.split(r"(\d+)", str(run.relative_to(directory))) for run in found}
+    return sorted(found, key=lambda run: [int(part) if part.isdecimal() else part for part in parts[run]])
 
 
 _MAX_DEPTH = 4
