@@ -1,5 +1,6 @@
 """Functions of goals: of Gymnasium environments, called from compiled programs, and of dynamics in JAX."""
 
+import copy
 import dataclasses
 import pickle
 import warnings
@@ -16,6 +17,7 @@ from polyak import DQN, MLP, HindsightReplay, PrioritizedReplay, UniformReplay
 from polyak.core.spaces import EnvSpec
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.bit_flipping import BitFlipping
+from polyak.train.new_training import with_goals
 
 
 class Plane(gymnasium.Env):
@@ -75,6 +77,29 @@ class Constant(Plane):
         return False
 
 
+class EqualArrays(Plane):
+    """Terminates at the goal, by a function that also answers for things that are no arrays."""
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return np.array_equal(achieved_goal, desired_goal)
+
+
+class LastAxis(Plane):
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return np.all(achieved_goal == desired_goal, axis=-1)
+
+
+class Scaled(Plane):
+    """Rewards that differ by an argument, which specs do not have."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return self.scale * super().compute_reward(achieved_goal, desired_goal, info)
+
+
 class NoReward(Plane):
     compute_reward = None
 
@@ -116,6 +141,32 @@ def test_constant_flags_are_not_called():
         warnings.simplefilter("error")
         new, _ = outcomes(Constant)
     assert new.terminated is None
+
+
+@pytest.mark.parametrize("kind", [EqualArrays, LastAxis])
+def test_flags_that_compare_goals_are_called(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        new, _ = outcomes(kind)
+    np.testing.assert_array_equal(new.terminated, [True, False, True, False, False, False])
+
+
+def test_a_replay_has_the_goals_of_the_spec_of_its_agent():
+    one, other = (polyak.envs.make(lambda scale=scale: Scaled(scale)) for scale in (1.0, 100.0))
+    agent = DQN(one.spec, MLP(hidden=(4,)), replay=HindsightReplay(100))
+    assert agent.replay.goals is one.spec.goals
+    assert dataclasses.replace(agent, spec=other.spec).replay.goals is other.spec.goals
+    assert DQN(other.spec, MLP(hidden=(4,)), replay=agent.replay).replay.goals is other.spec.goals
+
+
+def test_a_training_takes_the_goals_of_its_environment():
+    one, other = (polyak.envs.make(lambda scale=scale: Scaled(scale)) for scale in (1.0, 100.0))
+    agent = DQN(one.spec, MLP(hidden=(4,)), replay=HindsightReplay(100), learning_starts=8, batch_size=4)
+    assert with_goals(agent, one.spec.goals) is agent
+    assert with_goals(agent, other.spec.goals).replay.goals is other.spec.goals
+    copied = copy.deepcopy(agent)
+    result = polyak.train.run(copied, other, env_steps=20, progress=False)
+    assert copied.spec.goals is None and result.agent.replay.goals is other.spec.goals
 
 
 def test_function_of_a_wrapper_is_found_before_that_of_the_environment():

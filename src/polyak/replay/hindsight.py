@@ -50,7 +50,7 @@ class HindsightReplay(Replay):
         replay: the replay that stores and draws transitions: a number of rows, for a `UniformReplay`, or a `PrioritizedReplay`.
         strategy: the goals of a transition: `"future"`, `"final"` or `"episode"`.
         ratio: probability of another goal; 0.8 are 4 to 1, the k = 4 of the paper.
-        goals: the rewards as a function of goals; None takes them from `env.spec`.
+        goals: the rewards as a function of goals, used where `env.spec` has none.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
@@ -85,13 +85,13 @@ class HindsightReplay(Replay):
         return self._inner.has_priorities
 
     def for_env(self, owner: str, spec: EnvSpec) -> "HindsightReplay":
-        """The replay with the goals of an environment, unless it has goals.
+        """The replay with the goals of an environment, if it has them.
 
         Raises:
             ValueError: observations have no goals.
         """
         check_goals(f"{owner}: HindsightReplay", spec)
-        goals: Goals | None = self.goals or spec.goals
+        goals: Goals | None = spec.goals or self.goals
         return self if goals is self.goals else dataclasses.replace(self, goals=goals)
 
     def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:

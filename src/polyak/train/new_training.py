@@ -210,13 +210,23 @@ def make_agent(
         check_agent("train.run", agent)
         if settings:
             raise ValueError(f"train.run: settings must be None where agent is made, got {settings!r:.80}; set its fields")
-        return agent
+        return with_goals(agent, spec.goals)
     agent = agent.lower()
     if agent not in AGENTS:
         raise ValueError(f"train.run: {unknown_name(agent, AGENTS, 'algorithm')}")
     task = source.id if source is not None and isinstance(source.id, str) else spec.id
     made: Agent = agent_class(agent)(spec=spec, **preset(agent, task).settings(env_steps, settings))
     return made
+
+
+def with_goals(agent: Agent, goals: Any) -> Agent:
+    """Return the agent with the functions of an environment's goals, which specs do not compare and files do not store."""
+    spec = getattr(agent, "spec", None)
+    is_settings = dataclasses.is_dataclass(agent) and "spec" in {field.name for field in dataclasses.fields(agent)}
+    if goals is None or not is_settings or not isinstance(spec, EnvSpec) or goals == spec.goals:
+        return agent
+    changed: Any = dataclasses.replace(agent, spec=dataclasses.replace(spec, goals=goals))  # type: ignore[type-var]
+    return changed
 
 
 def prepare(

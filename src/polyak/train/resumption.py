@@ -31,7 +31,7 @@ from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
 from polyak.train.evaluation import check_eval_env, make_env, require_source
 from polyak.train.learners import as_learners, check_learners
-from polyak.train.new_training import close_if_made
+from polyak.train.new_training import close_if_made, with_goals
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training, watch_workers
@@ -209,7 +209,7 @@ def prepare_resumption(
     """
     if env.num_envs != config.num_envs:
         raise ValueError(f"polyak.resume: env must have the run's num_envs={config.num_envs}, got {env.num_envs}")
-    config = _with_goals(config, env)
+    config = dataclasses.replace(config, agent=with_goals(config.agent, env.spec.goals))
     # Checked before the run changes.
     if learners is None:
         mesh_over(config.devices, config.num_envs)
@@ -231,19 +231,6 @@ def prepare_resumption(
         # Learners restore the state themselves.
         start = Start(env_steps=start.env_steps)
     return Training(config, made, key, start, run, eval_env=eval_env, learners=learners)
-
-
-def _with_goals(config: RunConfig, env: Env | HostEnv) -> RunConfig:
-    """The config whose agent has the functions of the environment's goals, which a file cannot store."""
-    agent, goals = config.agent, env.spec.goals
-    if (
-        goals is None
-        or not dataclasses.is_dataclass(agent)
-        or "spec" not in {field.name for field in dataclasses.fields(agent)}
-    ):
-        return config
-    changed: Any = dataclasses.replace(agent, spec=dataclasses.replace(config.agent.spec, goals=goals))  # type: ignore[type-var]
-    return dataclasses.replace(config, agent=changed)
 
 
 def _with_env_steps(run: Run, config: RunConfig, env_steps: int | None) -> RunConfig:
