@@ -64,7 +64,7 @@ def test_other_directories_are_rejected_as_they_are(tmp_path):
 
 ROW = {
     **{"number": 1, "state": "complete", "settings": {"gamma": 0.75, "hidden": [64]}, "score": 1.0, "scores": [1.0]},
-    **{"error": None, "evaluations": {"1": 1.0}, "rungs": {}, "fresh_scores": []},
+    **{"error": None, "evaluations": {"1": 1.0}, "rungs": {}, "fresh_scores": [], "fresh_error": None},
 }
 
 

@@ -37,7 +37,12 @@ def test_a_missing_extra_writes_nothing(tmp_path, monkeypatch):
         (BEST, "With 3 fresh seeds its mean is 8.0 (7.0 to 9.0), the preset's 1.0 (0.0 to 2.0): better."),
         (Trial(2, "complete", {}, 9.0, (9.0,), fresh_scores=(0.0, 1.0, 3.0)), "no different within the noise."),
         (Trial(2, "complete", {}, 9.0, (9.0,), fresh_scores=(-9.0, -8.0, -7.0)), ": worse."),
+        # The means differ by 2.8 standard errors, which is the quantile of 4 degrees of freedom.
+        (Trial(2, "complete", {}, 9.0, (9.0,), fresh_scores=(2.3, 3.3, 4.3)), "better."),
+        (Trial(2, "complete", {}, 9.0, (9.0,), fresh_scores=(2.25, 3.25, 4.25)), "no different within the noise."),
+        (Trial(2, "complete", {}, 9.0, (9.0,), fresh_scores=(90.0, 91.0)), "too few seeds for a comparison"),
         (Trial(2, "complete", {}, 9.0, (9.0,)), "No fresh seeds were trained"),
+        (Trial(2, "complete", {}, 9.0, (9.0,), fresh_error="diverged"), "With fresh seeds a training failed: diverged."),
     ],
 )
 def test_the_worth_of_the_best_score_is_measured_with_fresh_seeds(best, says):

@@ -43,6 +43,7 @@ def test_a_file_has_ranges_choices_and_a_group(tmp_path):
         ("gamma = {low = 1.0, high = 0.9}", "gamma: low must be below high, got low=1.0, high=0.9"),
         ("gamma = {low = 0.0, high = 0.9, log = true}", "gamma: low must be above 0 with log = true"),
         ("gamma = {low = 0.0, high = inf}", "gamma: low and high must be finite numbers, got inf"),
+        (f"gamma = {{low = 0, high = 1{400 * '0'}}}", "gamma: low and high must be finite numbers, got 1000"),
         ("gamma = {low = 0.0, high = 1.0, log = 1}", "gamma: log must be true or false, got 1"),
         # The agent's own bounds.
         ("gamma = {low = 0.5, high = 1.5}", r"gamma must be a number in \[0, 1\], got 1.5"),
@@ -79,6 +80,19 @@ def test_values_survive_optuna_and_cma(dimension):
         assert dimension.from_unit(dimension.to_unit(number)) == pytest.approx(number, rel=1e-12)
     with pytest.raises(ValueError, match="must be"):
         dimension.encode(17.5)
+
+
+def test_integer_bounds_are_of_integers_only_for_a_setting_that_is_an_integer():
+    space = read_space("ppo", {"gamma": {"low": 0, "high": 1}, "num_epochs": {"low": 1, "high": 20}})
+    drawn = {name: dimension.distribution() for name, dimension in space.items()}
+    assert [type(one).__name__ for one in drawn.values()] == ["FloatDistribution", "IntDistribution"]
+    shipped = {
+        name
+        for algorithm in SPACES
+        for name, one in read_space(algorithm, "preset").items()
+        if isinstance(one, Range) and isinstance(one.low, int)
+    }
+    assert shipped == {"target_period", "num_steps", "num_quantiles", "dropped_quantiles"}
 
 
 def test_only_increasing_numbers_are_ordered():

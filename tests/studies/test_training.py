@@ -1,4 +1,6 @@
 import dataclasses
+import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +43,19 @@ def test_seeds_in_turn_report_the_mean_so_far():
     )
     reports_of(evaluations, [(0, 500, 1.0), (0, 1000, 3.0), (1, 250, 5.0), (1, 500, 1.0)])
     assert reports == [(2, 1.0), (4, 3.0), (5, 4.0), (6, 2.0)] and evaluations.is_pruned
+
+
+def test_a_seed_without_a_score_ends_its_trial_as_failed(tmp_path, monkeypatch):
+    trained = []
+
+    def run(*names, seed, **options):
+        trained.append(seed)
+        return SimpleNamespace(stopped=None, diagnosis=None, evaluation=SimpleNamespace(mean_return=math.nan))
+
+    monkeypatch.setattr("polyak.studies.training.run", run)
+    with Bench(dataclasses.replace(TASK, env="CartPole-v1")) as bench:
+        outcome = bench.train({}, [0, 1], tmp_path / "a", lambda *report: False)
+    assert trained == [0] and outcome.error.startswith("no score: ")
 
 
 def test_invalid_settings_fail_and_errors_of_the_machine_do_not(tmp_path):

@@ -34,13 +34,13 @@ class StudyFlags:
     directory: Annotated[Path | None, default_hint("studies/ALGO-ENV", "PATH")] = None
     """directory of the study; a study that was stopped is continued"""
     sampler: Literal["tpe", "cma-es"] = "tpe"
-    """draw settings by TPE; or by CMA-ES, and those without an order by TPE"""
+    """draw settings by TPE; or by CMA-ES, and settings without an order by TPE"""
     pruner: Literal["median", "hyperband", "none"] = "median"
-    """stop a trial early that is worse than the median of the others, or by Hyperband; none trains all to the end"""
+    """stop a trial early whose best evaluation is below the median, or by Hyperband; none trains all to the end"""
     sampler_seed: int = 0
     """seed of the sampler"""
     env_steps: Annotated[int | None, default_hint("the preset's", "INT")] = None
-    """environment steps of each training"""
+    """environment steps of each training, which ends with a whole rollout"""
     num_envs: Annotated[int | None, default_hint("the preset's", "INT")] = None
     """number of copies of the environment"""
     evaluations: int = 10

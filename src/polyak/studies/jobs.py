@@ -91,7 +91,8 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, THREADS: os.environ.get(THREADS, str(max(1, cores // self._workers)))},
+            # A GPU has memory for several processes only if none takes most of it at once.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", THREADS: str(max(1, cores // self._workers)), **os.environ},
         )
         remote.close()
         self.send({"paths": sys.path, "task": dataclasses.asdict(self._task)})

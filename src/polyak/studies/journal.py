@@ -35,6 +35,7 @@ class Trial:
         evaluations: mean reward over the seeds by number of the evaluation.
         rungs: values of the trial that Hyperband compares.
         fresh_scores: mean reward of seeds that the search has not used, for the baseline and the best trial.
+        fresh_error: why a training with one of these seeds failed, or None.
     """
 
     number: int
@@ -46,6 +47,7 @@ class Trial:
     evaluations: Mapping[int, float] = field(default_factory=dict)
     rungs: Mapping[str, float] = field(default_factory=dict)
     fresh_scores: tuple[float, ...] = ()
+    fresh_error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def _parse_trial(row: Mapping[str, Any], space: Space) -> Trial:
         evaluations={int(step): _number(value) for step, value in row["evaluations"].items()},
         rungs={name: _number(value) for name, value in row["rungs"].items()},
         fresh_scores=tuple(map(_number, row["fresh_scores"])),
+        fresh_error=row["fresh_error"],
     )
     if type(trial.number) is not int or not 0 <= trial.number < 2**20 or trial.state not in STATES:
         raise ValueError(f"number={trial.number!r:.40} and state={trial.state!r:.40}")

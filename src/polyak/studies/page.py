@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.scipy.special import betainc
 
 from polyak.core.printing import format_number
 from polyak.core.text_table import NOTHING
@@ -15,6 +16,9 @@ from polyak.reports.page import render_page
 from polyak.reports.views import Cell, Column, Row, StudyView, Table, Tile, number_cell
 from polyak.storage.files import write_file
 from polyak.studies.journal import Trial
+
+MIN_COMPARED, LEVEL = 3, 0.05
+"""Least number of fresh seeds that are compared, and the probability of a difference by chance."""
 
 
 def write_page(path: Path, title: str, trials: Sequence[Trial], best: Trial, importances: Mapping[str, float]) -> bool:
@@ -75,19 +79,31 @@ def describe_worth(best: Trial, baseline: Trial) -> str:
     selected = f"The score of trial {best.number}, {_score(best)}, is the highest of several noisy scores, so it is too high."
     if best.number == baseline.number:
         return "No trial has a higher score than the preset's settings, trial 0."
+    if best.fresh_error is not None:
+        return f"{selected} With fresh seeds a training failed: {best.fresh_error}."
     if not best.fresh_scores:
         return f"{selected} No fresh seeds were trained to measure it again."
     count, own = len(best.fresh_scores), _mean_and_range(best.fresh_scores)
     measured = f"With {count} fresh seeds its mean is {own[0]} ({own[1]})"
     if not baseline.fresh_scores:
-        return f"{selected} {measured}; the preset has none."
+        failed = f"failed: {baseline.fresh_error}" if baseline.fresh_error is not None else "has none"
+        return f"{selected} {measured}; the preset {failed}."
     other = _mean_and_range(baseline.fresh_scores)
-    difference = np.mean(best.fresh_scores) - np.mean(baseline.fresh_scores)
-    noise = np.sqrt(sum(np.var(scores, ddof=1) / count for scores in (best.fresh_scores, baseline.fresh_scores) if count > 1))
-    verdict = "better" if difference > 2 * noise else "worse" if difference < -2 * noise else "no different within the noise"
-    if count == 1:
-        verdict = "compared by one seed each, which says little"
+    verdict = _compare(best.fresh_scores, baseline.fresh_scores)
     return f"{selected} {measured}, the preset's {other[0]} ({other[1]}): {verdict}."
+
+
+def _compare(scores: Sequence[float], others: Sequence[float]) -> str:
+    """Say whether the mean of some scores differs from the mean of others, by Welch's test with a level of 5 %."""
+    if min(len(scores), len(others)) < MIN_COMPARED:
+        return f"too few seeds for a comparison, at least {MIN_COMPARED} are needed"
+    difference = float(np.mean(scores) - np.mean(others))
+    squares = [float(np.var(x, ddof=1)) / len(x) for x in (scores, others)]
+    if sum(squares) == 0.0:
+        return "better" if difference > 0 else "worse" if difference < 0 else "no different"
+    freedom = sum(squares) ** 2 / sum(x**2 / (len(y) - 1) for x, y in zip(squares, (scores, others), strict=True))
+    chance = betainc(freedom / 2, 0.5, freedom / (freedom + difference**2 / sum(squares)))
+    return "no different within the noise" if chance > LEVEL else "better" if difference > 0 else "worse"
 
 
 def setting_text(value: Any) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,15 @@ NETWORK_SETTINGS = ("hidden", "activation")
 PARTS = ("spec", "network", "actor", "critics", "replay", "optimizer", "actor_obs", "critic_obs")
 """Fields of agents that are objects."""
 
+FLOAT_MAX = sys.float_info.max
+
 SCHEDULE = "linear:"
 """Beginning of the text of a schedule."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; integers if both are.
+    """Numbers from `low` to `high`, both included; integers if both are, as `read_space` makes them for settings of integers.
 
     Attributes:
         low: the least number.
@@ -177,11 +180,20 @@ def read_space(algorithm: str, source: str | os.PathLike[str] | Mapping[str, Any
             if setting not in names:
                 hint = f"; {setting} belongs to the group [network]" if setting in NETWORK_SETTINGS else ""
                 raise ValueError(f"{name}: {unknown_name(setting, names, 'setting')}{hint}")
-            space[setting] = _parse(f"{name}: {setting}", values)
-            _check_bounds(name, None if is_group else known[setting], setting, space[setting])
+            field = None if is_group else known[setting]
+            dimension = _parse(f"{name}: {setting}", values)
+            if isinstance(dimension, Range) and not (field is not None and takes_integers(field)):
+                dimension = Range(float(dimension.low), float(dimension.high), dimension.log)
+            _check_bounds(name, field, setting, dimension)
+            space[setting] = dimension
     if not space:
         raise ValueError(f"{name}: must have at least one setting, got none")
     return space
+
+
+def takes_integers(field: Any) -> bool:
+    """Return True for a field of an agent that is an integer or None."""
+    return field.type in (int, int | None, "int", "int | None")
 
 
 def typed(value: Any) -> Any:
@@ -220,7 +232,7 @@ def _parse(name: str, values: Any) -> Dimension:
         raise ValueError(f"{name} must be a list of values or {{low = ..., high = ..., log = false}}, got {values!r:.80}")
     low, high, log = values["low"], values["high"], values.get("log", False)
     for bound in (low, high):
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not -FLOAT_MAX <= bound <= FLOAT_MAX:
             raise ValueError(f"{name}: low and high must be finite numbers, got {bound!r:.80}")
     if not isinstance(log, bool):
         raise ValueError(f"{name}: log must be true or false, got {log!r:.80}")

@@ -77,15 +77,16 @@ def study(
         algorithm: name of the algorithm.
         env: name of the environment.
         space: a TOML file, a mapping of the same form, or `"preset"` for the space of the algorithm that polyak ships.
-        trials: number of trials, including those of earlier calls.
+        trials: number of trials, including trials of earlier calls.
         seeds: number of seeds of each trial; in an environment in JAX they train in parallel as one program.
         directory: directory of the study; trial 7 has its run directories in `trial-007`.
         workers: number of processes that train trials at the same time. With 1, trials train in this process, and a study that
             was killed has the same trials as one that was not.
         sampler: `"tpe"`, or `"cma-es"` for the settings that have an order.
-        pruner: stop a trial early if it is worse than the median of the others, by Hyperband, or never.
+        pruner: stop a trial early if its best evaluation is below the median of the complete trials, by Hyperband, or never.
         seed: seed of the sampler.
-        env_steps: length of each training; None is the preset's.
+        env_steps: length of each training, which ends with a whole rollout: settings with long rollouts train up to one rollout
+            longer; None is the preset's.
         num_envs: number of copies of the environment; None is the preset's.
         evaluations: number of evaluations of each training.
         eval_episodes: number of episodes of each evaluation.
@@ -120,7 +121,7 @@ def study(
             _search(bench, found, journal, dimensions, trials, range(seeds), workers, say)
             best = find_best(journal)
             for trial, outcome in _train_again(bench, journal, best, range(seeds, seeds + fresh_seeds), workers):
-                journal.add(dataclasses.replace(trial, fresh_scores=outcome.scores))
+                journal.add(dataclasses.replace(trial, fresh_scores=outcome.scores, fresh_error=outcome.error))
             result = StudyResult(path, _in_order(journal), journal.trials[best.number], rank_settings(found))
             _write_result(task, options, result)
             return result
@@ -232,7 +233,7 @@ def _train_again(
     jobs = [
         Job(name, trial.settings, seeds, journal.path.parent / "fresh" / f"trial-{trial.number:03d}", _never_prune)
         for name, trial in known.items()
-        if trial.state != "failed" and len(trial.fresh_scores) != len(seeds)
+        if trial.state != "failed" and trial.fresh_error is None and len(trial.fresh_scores) != len(seeds)
     ]
     for job, outcome in run_jobs(bench, jobs if seeds else [], workers):
         yield known[job.name], outcome

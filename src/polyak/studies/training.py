@@ -137,7 +137,7 @@ class Bench:
             return Outcome(error=f"diverged: {diagnosis}")
         if progress.is_pruned:
             return Outcome()
-        rewards = [result.evaluation.mean_return if result.evaluation else math.nan for result in results]
+        rewards = list(map(_score, results))
         if not np.isfinite(rewards).all():
             return Outcome(error="no score: the episodes of an evaluation did not end, or their reward is not finite")
         return Outcome(tuple(map(float, rewards)))
@@ -163,9 +163,14 @@ class Bench:
         for seed in seeds:
             place, callbacks = directory / f"seed-{seed}", progress.callbacks(seed)
             results.append(run(task.algorithm, task.env, seed=seed, run_dir=place, callbacks=callbacks, **shared))
-            if results[-1].stopped is not None:
+            # Without a score of one seed the trial has none.
+            if results[-1].stopped is not None or not math.isfinite(_score(results[-1])):
                 break
         return results
+
+
+def _score(result: Result[Any]) -> float:
+    return result.evaluation.mean_return if result.evaluation else math.nan
 
 
 class _Evaluations:
