@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyak import data as data
     from polyak import envs as envs
     from polyak import importers as importers
     from polyak import loops as loops
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from polyak.train.run_video import video as video
     from polyak.train.run_video import watch as watch
 
-_PACKAGES = ("envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train")
+_PACKAGES = ("data", "envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train")
 _MODULES = {
     "agents.a2c": ("A2C",),
     "agents.agent": ("BaseAgent",),

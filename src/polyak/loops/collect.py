@@ -1,6 +1,7 @@
-"""Collect a rollout of any policy, for imitation learning, demonstrations and data sets."""
+"""Collect rollouts of any policy, for imitation learning, demonstrations and data sets."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from polyak.core.policy_faults import ExceptionRelay
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import suggest_arguments
-from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout
+from polyak.core.types import Env, HostEnv, Metrics, Policy, PyTree, Rollout, TimeStep
 from polyak.loops.agent_check import check_policy_methods
 from polyak.loops.compiled_loop import collect_compiled, start_compiled
 from polyak.loops.host_loop import start_host
@@ -45,6 +46,11 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
         RuntimeError: the policy reports a failure (a script that has ended).
         Exception: any exception of a Python policy, unchanged.
     """
+    return next(collect_rollouts(policy, env, num_steps, key=key))
+
+
+def collect_rollouts(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyArray) -> Iterator[Rollout]:
+    """Yield consecutive rollouts of a policy, each of which continues the episodes of the rollout before; see `collect`."""
     check_policy_methods("collect", policy)
     check_integer("collect", "num_steps", num_steps)
     check_key("collect", key)
@@ -53,19 +59,31 @@ def collect(policy: Policy, env: Env | HostEnv, num_steps: int, *, key: PRNGKeyA
     relay = ExceptionRelay(policy)
     if isinstance(env, HostEnv):
         with relay:
-            return _collect_on_host(agent, env, key)
-    rollout, _ = relay.run(_program(env), agent, start_compiled(agent, env, key))
-    return rollout
+            state = start_host(agent, env, key)
+        while True:
+            with relay:
+                state, rollout = _collect_on_host(agent, env, state)
+            yield rollout
+    state = start_compiled(agent, env, key)
+    while True:
+        state, rollout = relay.run(_program(env), agent, state)
+        yield rollout
 
 
-def _collect_on_host(agent: "_FixedAgent", env: HostEnv, key: PRNGKeyArray) -> Rollout:
-    state = start_host(agent, env, key)
+def _collect_on_host(agent: "_FixedAgent", env: HostEnv, state: LoopState) -> tuple[LoopState, Rollout]:
     actor = rollout_actor(agent, state, exact=isinstance(env, JaxEnvOnHost))
     arrays = collect_on_host(actor, state.carry, env, jax.device_get(state.time_step), num_steps=agent.num_steps)
     assert arrays is not None, "a rollout without a deadline is always complete"
-    time_steps, actions, info, _ = arrays
+    time_steps, actions, info, carry = arrays
     rollout: Rollout = jax.tree.map(jnp.asarray, Rollout(time_steps, actions, info, state.carry))
-    return rollout
+    last, carry = jax.tree.map(jnp.asarray, (jax.tree.map(lambda x: x[-1], time_steps), carry))
+    return _next_state(state, (), last, carry), rollout
+
+
+def _next_state(state: LoopState, env: PyTree, time_step: TimeStep, carry: PyTree) -> LoopState:
+    """The state before the next rollout."""
+    iteration = state.iteration + jnp.uint32(1)
+    return dataclasses.replace(state, env=env, time_step=time_step, carry=carry, iteration=iteration)
 
 
 @struct
@@ -102,12 +120,12 @@ class _FixedAgent:
 
 
 @cached_per_env
-def _program(env: Env) -> Callable[..., tuple[Rollout, PyTree]]:
-    """The jitted function that returns the rollout and the policy's final carry."""
+def _program(env: Env) -> Callable[..., tuple[LoopState, Rollout]]:
+    """The jitted function that returns the state before the next rollout, and the rollout."""
 
-    def program(agent: _FixedAgent, state: LoopState) -> tuple[Rollout, PyTree]:
+    def program(agent: _FixedAgent, state: LoopState) -> tuple[LoopState, Rollout]:
         keys = iteration_keys(state.key, state.iteration, agent.num_steps)
-        (_, _, carry), rollout = collect_compiled(agent, env, state, keys)
-        return rollout, carry
+        after, rollout = collect_compiled(agent, env, state, keys)
+        return _next_state(state, *after), rollout
 
     return jax.jit(program)

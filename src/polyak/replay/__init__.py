@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from polyak.core.lazy import lazy_attribute
 from polyak.core.suggestions import missing_from_module
-from polyak.replay.datasets import from_minari
 from polyak.replay.hindsight import HindsightReplay
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.replay import Replay, ReplayState, Transition
@@ -23,5 +23,11 @@ __all__ = [
 ]
 
 
+_moved = lazy_attribute("polyak", {"data.loading": ("from_minari",)})
+"""Imports a name that `polyak.data` defines now, which is above this package."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return _moved(name)
     raise AttributeError(missing_from_module("polyak.replay", name, __all__))

@@ -1,0 +1,108 @@
+"""The data set of a run: the transitions in the replay of its newest checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from polyak.core.spaces import EnvSpec
+from polyak.core.types import HasReplay
+from polyak.data.arrays import insert_final
+from polyak.data.content import create_data_set
+from polyak.data.data_set import DataSet
+from polyak.replay.replay import ReplayState
+from polyak.replay.sequences import SequenceReplay
+from polyak.replay.uniform import UniformReplay
+from polyak.runs import read_config
+from polyak.storage.checkpoint import restore
+from polyak.storage.run_directory import open_run
+
+ROWS_AT_ONCE = 100_000
+
+
+def read_run(owner: str, path: Path) -> DataSet:
+    """Read the replay of a run, in the environment's units.
+
+    Episodes are in the order in which each environment has played them. The oldest episodes may lack their beginnings, and
+    the newest are cut short.
+
+    Raises:
+        ValueError: the run's agent has no replay, or its checkpoints lack it.
+        RunError, ConfigError, CheckpointError: the run directory cannot be read.
+    """
+    run = open_run(path)
+    agent: Any = read_config(run).agent
+    has_replay = isinstance(agent, HasReplay)
+    if not has_replay:
+        raise ValueError(f"{owner}: {path}: {type(agent).__name__} has no replay; use polyak.data.collect with its policy")
+    like = getattr(jax.eval_shape(agent.init, jax.random.key(0)), agent.replay_field)
+    prefix = f".agent.{agent.replay_field}"
+    restored = restore(run.checkpoints, like, prefix=prefix, optional=prefix)
+    if not restored.is_complete:
+        raise ValueError(
+            f"{owner}: {path}: the checkpoints have no replay, as the run was trained with checkpoint_replay=False"
+        )
+    return read_replay(owner, getattr(agent, "replay", None), restored.tree, agent.spec, path.name)
+
+
+def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name: str) -> DataSet:
+    """The data set of the transitions in a replay.
+
+    Args:
+        owner: the function that reads, for errors.
+        replay: the settings of the replay.
+        state: its rows.
+        spec: the spec of the agent.
+        name: the source.
+
+    Raises:
+        ValueError: the replay is empty, or no `UniformReplay` or one that is based on it.
+    """
+    rows = UniformReplay(replay.capacity) if isinstance(replay, SequenceReplay) else replay
+    if not isinstance(rows, UniformReplay) or not isinstance(state, ReplayState):
+        raise ValueError(f"{owner}: {name}: the rows of {type(replay).__name__} cannot be read")
+    slots, num_envs, _ = np.asarray(state.layout).tolist()
+    size, position = int(state.size), int(state.position)
+    if not size or slots != state.num_slots(num_envs):
+        raise ValueError(f"{owner}: {name}: the replay is empty, or of a run on several devices")
+    # Rows of each environment from the oldest to the newest transition.
+    order = (position - size + np.arange(size)) % slots
+    index = (order[None] * num_envs + np.arange(num_envs)[:, None]).reshape(-1).astype(np.int32)
+
+    @jax.jit
+    def transitions(index: npt.NDArray[Any]) -> Any:
+        return rows.transitions(state, jnp.asarray(index), num_envs=num_envs, gamma=1.0)
+
+    chunks = [jax.device_get(transitions(part)) for part in _chunks(index)]
+    batch = jax.tree.map(lambda *x: np.concatenate(x)[: len(index)], *chunks)
+    is_transition = batch.weight > 0
+    # A transition ends an episode if the next row of its environment is none: an episode's last row only resets.
+    following = np.concatenate([is_transition[1:], [False]])
+    following[size - 1 :: size] = False
+    ends = (is_transition & ~following)[is_transition]
+    obs, action, reward, next_obs, discount = jax.tree.map(
+        lambda x: x[is_transition], (batch.obs, batch.action, batch.reward, batch.next_obs, batch.discount)
+    )
+    last = np.flatnonzero(ends)
+    lengths = np.diff(last, prepend=-1)
+    final = jax.tree.map(lambda x: x[last], next_obs)
+    return create_data_set(
+        f"{owner}: {name}",
+        spec,
+        obs=spec.native_obs(insert_final(obs, final, lengths)),
+        action=spec.native_action(action),
+        reward=reward,
+        lengths=lengths,
+        terminated=discount[last] == 0,
+        name=name,
+    )
+
+
+def _chunks(index: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+    """Parts of equal length, so that one program reads all; the last is filled with the first row."""
+    count = min(ROWS_AT_ONCE, len(index))
+    padded = np.concatenate([index, np.full(-len(index) % count, index[0], np.int32)])
+    return list(padded.reshape(-1, count))

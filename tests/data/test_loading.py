@@ -1,0 +1,213 @@
+"""Files and arrays of data sets: what is read is what was written, and bad data are one clear error."""
+
+import pickle
+import zipfile
+
+import gymnasium
+import h5py
+import jax
+import numpy as np
+import pytest
+
+import polyak
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
+from polyak.data import load, save
+
+N = 6
+
+
+def arrays(**changes):
+    """Two episodes of three steps, the first of which terminates."""
+    fields = {
+        "observations": np.arange(N * 2.0).reshape(N, 2),
+        "actions": np.linspace(-1, 1, N)[:, None],
+        "rewards": np.ones(N),
+        "terminals": np.arange(N) == 2,
+        "timeouts": np.arange(N) == 5,
+    }
+    return {name: value for name, value in (fields | changes).items() if value is not None}
+
+
+def assert_equal(one, other):
+    assert one.spec == other.spec
+    names = ("obs", "action", "reward", "lengths", "terminated", "truncated")
+    jax.tree.map(np.testing.assert_array_equal, [getattr(one, x) for x in names], [getattr(other, x) for x in names])
+
+
+def test_without_next_observations_the_last_step_before_a_time_limit_is_the_final_observation():
+    data = load(arrays())
+    assert data.lengths.tolist() == [3, 2] and data.terminated.tolist() == [True, False]
+    np.testing.assert_array_equal(data.episodes[1].obs, arrays()["observations"][3:])
+
+
+def test_next_observations_are_the_final_ones_and_show_where_episodes_were_cut():
+    obs = arrays()["observations"]
+    following = np.concatenate([obs[1:], [[9.0, 9.0]]])
+    following[3] = [7.0, 7.0]
+    data = load(arrays(next_observations=following, timeouts=None))
+    assert data.lengths.tolist() == [3, 1, 2] and data.truncated.tolist() == [False, True, True]
+    assert [e.obs[-1].tolist() for e in data.episodes] == [obs[3].tolist(), [7.0, 7.0], [9.0, 9.0]]
+
+
+def test_shuffled_transitions_are_episodes_of_one_step():
+    order = np.random.default_rng(0).permutation(N)
+    obs = arrays()["observations"]
+    full = arrays(next_observations=obs + 2.0)
+    data = load({name: value[order] for name, value in full.items()})
+    assert (data.lengths == 1).sum() >= 4 and data.num_transitions == N
+    for episode in data.episodes:
+        np.testing.assert_array_equal(episode.obs[1:] - episode.obs[:-1], 2.0)
+
+
+def test_spaces_are_inferred_or_asked_for():
+    assert load(arrays()).spec.action == Box(-1, 1, (1,), np.float32)
+    assert load(arrays(actions=np.arange(N))).spec.action == Discrete(N)
+    images = np.zeros((N, 4, 4, 1), np.uint8)
+    assert load(arrays(observations={"image": images, "speed": np.ones(N)})).spec.obs == Dict(
+        {"image": Box(0, 255, (4, 4, 1), np.uint8), "speed": Box(-np.inf, np.inf, ())}
+    )
+    with pytest.raises(ValueError, match=r"data.load: actions reach 3, and their bounds are unknown; pass spec=env.spec"):
+        load(arrays(actions=np.full((N, 1), 3.0)))
+
+
+SPEC = EnvSpec(Box([-99.0] * 2, [99.0] * 2), Box([-1.0], [1.0]), id="Toy-v0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"actions": np.zeros((N - 1, 1))}, ValueError, r"actions must have as many rows as rewards, 6, got 5"),
+        ({"observations": np.zeros((N + 1, 2))}, ValueError, r"observations must have as many rows as rewards, 6, got 7"),
+        ({"timeouts": np.zeros(N - 1, bool)}, ValueError, r"timeouts must have as many rows as rewards, 6, got shape \(5,\)"),
+        ({"rewards": ["a"] * N}, TypeError, "rewards must be numbers, got an array of <U1"),
+        ({"rewards": np.array([1.0] * 5 + [np.nan])}, ValueError, r"rewards must be finite, got nan"),
+        ({"observations": np.full((N, 2), np.inf)}, ValueError, r"observations must be finite, got inf at \[0, 0\]"),
+        ({"actions": np.full((N, 1), 1.5)}, ValueError, r"actions must be in \[-1, 1\], got 1.5 at \[0, 0\]; clip them"),
+        ({"actions": np.zeros((N, 2))}, ValueError, r"actions must have shape \(5, 1\), got \(5, 2\)"),
+        ({"terminals": np.full(N, 0.5)}, ValueError, r"terminals must be True and False, or 1 and 0, got 0.5"),
+        ({"terminals": None}, ValueError, r"must have terminations \(or terminals\)"),
+        ({"terminals": None, "dones": np.zeros(N)}, ValueError, "dones do not tell terminal states from time limits"),
+        ({"rewards": None}, ValueError, "must have rewards, got"),
+        ({"actions": [object()] * N}, TypeError, "actions must be numbers, got an array of object"),
+        ({"next_observations": np.zeros((N, 3))}, ValueError, r"next_observations must have the shape of observations"),
+        ({"final_observations": np.zeros((3, 2))}, ValueError, "final_observations must have one row for each episode"),
+    ],
+)
+def test_bad_data_are_one_error_that_names_the_array(changes, error, message):
+    with pytest.raises(error, match=f"data.load: .*{message}"):
+        load(arrays(**changes), spec=SPEC)
+
+
+def test_data_of_another_environment_are_rejected(tmp_path):
+    save(load(arrays(), spec=SPEC), tmp_path / "toy.npz")
+    discrete = EnvSpec(SPEC.obs, Discrete(2), id="Other-v0")
+    with pytest.raises(
+        ValueError, match=r"data set 'toy.npz' is of another environment: action is Box.*, of Other-v0 Discrete"
+    ):
+        load(tmp_path / "toy.npz", spec=discrete)
+    wide = EnvSpec(SPEC.obs, Box([-2.0], [2.0]), id="Wide-v0")
+    with pytest.raises(ValueError, match=r"of another environment: action.low\[0\] is -1.0, of Wide-v0 -2.0"):
+        load(tmp_path / "toy.npz", spec=wide)
+    # Bounds of observations are stated differently by libraries.
+    unbounded = EnvSpec(Box([-np.inf] * 2, [np.inf] * 2), SPEC.action)
+    assert load(tmp_path / "toy.npz", spec=unbounded).spec.obs == unbounded.obs
+
+
+@pytest.mark.parametrize("obs", ["array", "tree"])
+def test_npz_round_trip(tmp_path, obs):
+    tree = {"image": np.zeros((N, 2, 2, 1), np.uint8), "pair": (np.ones((N, 1)), np.arange(N))}
+    space = Dict({"image": Box(0, 255, (2, 2, 1), np.uint8), "pair": Tuple((Box([0.0], [2.0]), Discrete(9)))})
+    spec = EnvSpec(space, SPEC.action) if obs == "tree" else SPEC
+    data = load(arrays(observations=tree) if obs == "tree" else arrays(), spec=spec)
+    save(data, tmp_path / "data.npz")
+    assert_equal(load(tmp_path / "data.npz"), data)
+
+
+def test_hdf5_in_the_layout_of_d4rl(tmp_path):
+    with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
+        for name, value in arrays().items():
+            file[name] = value
+        file["infos/qpos"] = np.zeros((N, 7))
+        file["metadata/algorithm"] = "SAC"
+    data = load(tmp_path / "d4rl.hdf5", spec=SPEC)
+    assert_equal(data, load(arrays(), spec=SPEC))
+    with h5py.File(tmp_path / "text.hdf5", "w") as file:
+        for name, value in arrays(rewards=None).items():
+            file[name] = value
+        file["rewards"] = np.array([b"1"] * N)
+    with pytest.raises(TypeError, match="rewards must be numbers"):
+        load(tmp_path / "text.hdf5")
+
+
+def test_an_hdf5_file_cannot_open_another_file(tmp_path):
+    with h5py.File(tmp_path / "secret.hdf5", "w") as file:
+        file["rewards"] = np.ones(N)
+    with h5py.File(tmp_path / "link.hdf5", "w") as file:
+        for name, value in arrays(rewards=None).items():
+            file[name] = value
+        file["rewards"] = h5py.ExternalLink("secret.hdf5", "rewards")
+    with pytest.raises(ValueError, match=r"link.hdf5 cannot be read: rewards is a link"):
+        load(tmp_path / "link.hdf5")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.97])
+def test_a_file_that_is_cut_is_one_error(tmp_path, suffix, share):
+    path = tmp_path / f"data{suffix}"
+    if suffix == ".npz":
+        save(load(arrays(), spec=SPEC), path)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, value in arrays().items():
+                file[name] = value
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(ValueError, match=rf"data.load: .*data{suffix} cannot be read: .*; it is cut"):
+        load(path)
+
+
+def test_a_pickle_in_a_file_is_not_run(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    fields = arrays()
+    np.savez(tmp_path / "bad.npz", **fields | {"rewards": np.array([Payload()] * N, object)})
+    (tmp_path / "raw.npz").write_bytes(pickle.dumps(Payload()))
+    with zipfile.ZipFile(tmp_path / "zip.npz", "w") as archive:
+        archive.writestr("rewards.npy", pickle.dumps(Payload()))
+    for name in ("bad.npz", "raw.npz", "zip.npz"):
+        with pytest.raises(ValueError, match="cannot be read"):
+            load(tmp_path / name)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_sources_that_do_not_exist(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no such file or run directory; Minari's are 'minari:NAME'"):
+        load(tmp_path / "none.npz")
+    (tmp_path / "data.csv").write_text("1,2")
+    with pytest.raises(ValueError, match=r"must be a run directory or end with .npz, .hdf5 or .h5"):
+        load(tmp_path / "data.csv")
+    with pytest.raises(TypeError, match="source must be 'minari:NAME', a path or arrays by name, got int"):
+        load(3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about metadata of the data set
+def test_minari_round_trip(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = polyak.envs.make("CartPole-v1", num_envs=2)
+    data = polyak.data.collect(polyak.policies.Uniform(env.spec), env, 60)
+    save(data, "minari:cartpole/uniform-v0")
+    loaded = load("minari:cartpole/uniform-v0")
+    assert loaded.spec.id == "CartPole-v1" and loaded.spec.action == Discrete(2)
+    assert_equal(loaded, data)
+    import minari
+
+    assert isinstance(minari.load_dataset("cartpole/uniform-v0").recover_environment(), gymnasium.Env)
+    with pytest.raises(ValueError, match="there is no data set 'cartpole/none-v0'; download it with: minari download"):
+        load("minari:cartpole/none-v0")
+    with pytest.raises(ValueError, match="exists already"):
+        save(data, "minari:cartpole/uniform-v0")
+    (file,) = tmp_path.rglob("*.hdf5")
+    file.write_bytes(file.read_bytes()[:2_000])
+    with pytest.raises(ValueError, match="'cartpole/uniform-v0' cannot be read"):
+        load("minari:cartpole/uniform-v0")
