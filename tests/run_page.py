@@ -20,7 +20,8 @@ TINY_OF = {
     **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(("ddpg", "sac", "td3", "tqc"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
 }
-AT_MOST = {"env_steps": 320, "num_envs": 16, "episodes": 3}
+OFFLINE = "--gradient-steps 40 --batch-size 16 --hidden 16"
+AT_MOST = {"env_steps": 320, "gradient_steps": 40, "num_envs": 16, "episodes": 3}
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
 # `watch` opens a window.
 POLYAK_COMMANDS = {"train", "resume", "evaluate", "video", "export", "list", "plot", "pack", "report", "study"}
@@ -42,8 +43,10 @@ def shorten(program):
 
 def run_command(line):
     """Run a `polyak` command in this process; its exit code."""
-    words = shlex.split(re.sub(r"--(env-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
+    words = shlex.split(re.sub(r"--(env-steps|gradient-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
     shorter = f"{SHORTER.get(words[1], '')} {TINY_OF.get(words[2], '') if words[1] == 'train' else ''}"
+    if "--data" in words:
+        shorter = OFFLINE + ("" if words[3].startswith("-") else " --eval-episodes 2")
     if words[1] == "resume":
         # A command that trains further than planned follows one that resumes.
         shorter += f" --env-steps {384 if '--env-steps' in line else 256}"

@@ -34,6 +34,7 @@ EVERYTHING = ALGORITHM_PARTS | {
     "tracking",
     "videos",
     "cli",
+    "data",
 }
 MAY_IMPORT = {
     "core": set(),
@@ -56,12 +57,13 @@ MAY_IMPORT = {
     "export": {"core", "ops", "networks", "policies", "storage"},
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
-    "runs": EVERYTHING - {"cli", "train", "reports", "packs", "studies", "videos"},
+    "runs": EVERYTHING - {"cli", "train", "reports", "packs", "studies", "videos", "data"},
+    "data": {"core", "loops", "replay", "runs", "storage"},
     "reports": {"agents", "core", "load", "presets", "runs", "storage"},
-    "packs": EVERYTHING - {"cli", "studies", "train"},
+    "packs": EVERYTHING - {"cli", "studies", "train", "data"},
     "train": EVERYTHING - {"cli", "packs", "studies"},
     "studies": {"agents", "core", "envs", "loops", "networks", "presets", "reports", "runs", "storage", "train"},
-    "load": EVERYTHING - {"cli", "packs", "reports", "studies"},
+    "load": EVERYTHING - {"cli", "packs", "reports", "studies", "data"},
     "cli": EVERYTHING | {"polyak"},
     "__main__": {"cli"},
 }
@@ -72,7 +74,7 @@ UNSTABLE_JAX_USERS = {
     "export/onnx.py",
 }
 FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
-MOST_PUBLIC_NAMES, MOST_LINES_OF_CODE, MOST_LINES_OF_A_FUNCTION = 70, 300, 80
+MOST_PUBLIC_NAMES, MOST_LINES_OF_CODE, MOST_LINES_OF_A_FUNCTION = 72, 300, 80
 
 
 @functools.cache

@@ -55,6 +55,9 @@ MAX_EVALUATION_STEPS = 1_000_000
 
 LOOPS = ("compiled", "host", "distributed", "asynchronous")
 
+OFFLINE = "offline"
+"""The loop of gradient steps on a data set, in which `env_steps` counts gradient steps."""
+
 LOOPS_OF_WORKERS = ("distributed", "asynchronous")
 """The loops whose environments are in worker processes."""
 
@@ -82,7 +85,7 @@ class RunConfig:
         num_envs: number of copies of the environment.
         seed: the run's key is `jax.random.key(seed)`; None for another key, which the checkpoints hold.
         env_steps: total number of valid transitions.
-        loop: `"compiled"`, `"host"`, `"distributed"` or `"asynchronous"`.
+        loop: `"compiled"`, `"host"`, `"distributed"`, `"asynchronous"`, or `"offline"`, where env_steps are gradient steps.
         devices: number of devices over which the environments are split.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         checkpoint_every: env_steps between checkpoints.
@@ -113,6 +116,7 @@ class RunConfig:
         min_workers: number of workers that training needs; None is all.
         learners: number of processes over which the devices of the compiled loop are split.
         replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
+        data: name of the data set of the offline loop; None in other loops.
     """
 
     algorithm: str
@@ -152,9 +156,15 @@ class RunConfig:
     min_workers: int | None = integer(default=None, at_most=MAX_WORKERS, optional=True)
     learners: int = integer(default=1, at_most=None)
     replay_on: Literal["device", "host"] = choice(default="device", choices=("device", "host"))
+    data: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """What `env_steps` counts."""
+        return "gradient steps" if self.loop == OFFLINE else "env_steps"
 
     def __post_init__(self) -> None:
-        for name in ("algorithm", "env"):
+        for name in ("algorithm", "env", *(() if self.data is None else ("data",))):
             value = getattr(self, name)
             if not isinstance(value, str):
                 raise TypeError(f"run: {name} must be a str, got {value!r}")
@@ -168,7 +178,7 @@ class RunConfig:
         check_settings(self, "run")
         if self.seed is not None:
             check_seed("run", "seed", self.seed)
-        check_choice("run", "loop", self.loop, LOOPS)
+        check_choice("run", "loop", self.loop, (*LOOPS, OFFLINE))
         if (self.loop in LOOPS_OF_WORKERS) != (self.workers is not None):
             loops = " or ".join(map(repr, LOOPS_OF_WORKERS))
             raise ValueError(f"run: workers must be a number with loop={loops}, else None, got {self.workers}")

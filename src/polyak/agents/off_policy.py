@@ -173,7 +173,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return OffPolicyState(replicated, self.replay.partition(axis_name, self.num_steps), *(replicated,) * 4)
 
     def add(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
-        """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.replay.from_minari`).
+        """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.data.load(...).rollout`).
 
         Nothing is learned, and `env_steps` is unchanged: learning still waits for `learning_starts` transitions of the run. The
         rollout is a separate stream, even if rollout or run are within an episode; see `polyak.learning.prefill`.
@@ -190,7 +190,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         total, num_envs = check_rollout(rollout, self.spec)
         if total % self.num_steps:
             raise ValueError(f"{owner}: a rollout must have a multiple of num_steps={self.num_steps} steps, got {total}")
-        self.check(num_envs)
+        self.replay.check(num_envs, self.num_steps, n_step=self.n_step)
         check_actions(owner, rollout, self.spec)
         replay: Any = state.replay
         if replay.num_steps != self.num_steps:
@@ -231,18 +231,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         draw = self._draw_options(env_steps, num_envs) | {"axis_name": axis_name}
 
         def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
-            sample_key, train_key = keys
             stored = dataclasses.replace(replay, priorities=priorities)
-            batch = _normalize(ring.sample(stored, sample_key, self.batch_size // devices, **draw), normalizers)
-            total = sum_over_devices(batch.weight.sum(), axis_name)
-            batch = _without_hidden_rows(batch, copies)
-            batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
-            schedules_at = state.env_steps
-            copies, log = self.train_step(copies, batch, train_key, total > 0, env_steps=schedules_at, axis_name=axis_name)
-            log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
-            if has_priorities:
-                log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / self.batch_size})
-            return copies, log, batch.index
+            return self._take_step(ring, stored, copies, normalizers, keys, draw, state.env_steps)
 
         def wait(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
             _, *rest = jax.eval_shape(learn, copies, priorities, keys)
@@ -274,6 +264,48 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         )
         metrics = _metrics(new_state, log, num_envs * devices) | self.metrics(state, new_state)
         return new_state, metrics | ring.metrics(new_state.replay, axis_name=axis_name)
+
+    def _take_step(
+        self, ring: Any, replay: Any, copies: PyTree, normalizers: Normalizers, keys: Array, draw: dict[str, Any], at: StepCount
+    ) -> tuple[PyTree, StepLog, Array]:
+        """Draw a batch and take a gradient step; also returns the batch's rows. `at` is the time of schedules."""
+        (sample_key, train_key), axis_name = keys, draw["axis_name"]
+        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        batch = _normalize(ring.sample(replay, sample_key, self.batch_size // devices, **draw), normalizers)
+        total = sum_over_devices(batch.weight.sum(), axis_name)
+        batch = _without_hidden_rows(batch, copies)
+        batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
+        copies, log = self.train_step(copies, batch, train_key, total > 0, env_steps=at, axis_name=axis_name)
+        log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
+        if self.replay.has_priorities:
+            log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / self.batch_size})
+        return copies, log, batch.index
+
+    def add_data(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
+        """The state with a data set in its replay, and with its statistics; see `add`, and `polyak.data.DataSet.rollout`."""
+        normalizers = state.normalizers.update(as_arrays(rollout), self.gamma)
+        return dataclasses.replace(self.add(state, rollout), normalizers=normalizers)
+
+    def learn(self, state: OffPolicyState, key: PRNGKeyArray) -> tuple[OffPolicyState, Metrics]:
+        """Take one gradient step on transitions of `add_data`, of one environment; `env_steps` counts these steps."""
+        replay: Any = state.replay
+        keys, draw = jax.random.split(key), self._draw_options(state.env_steps, 1) | {"axis_name": None}
+        copies, follow = state.copies, self.follow()
+        copies = copies if follow is None else follow_by(copies, follow)
+        copies, log, index = self._take_step(self.replay, replay, copies, state.normalizers, keys, draw, state.env_steps)
+        if self.replay.has_priorities:
+            replay = self.replay.set_priorities(replay, index, log.terms["priority"])
+        log, no_rows = jax.tree.map(lambda x: x[None], log), jnp.zeros((), jnp.uint32)
+        new_state = OffPolicyState(
+            copies=jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies)),
+            replay=replay,
+            normalizers=state.normalizers,
+            guard=count_skips(state.guard, log, no_rows, no_rows, jnp.zeros_like(log.bad[0])),
+            env_steps=state.env_steps + jnp.uint32(1),
+            updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
+        )
+        metrics = _metrics(new_state, log, 1) | self.metrics(state, new_state) | self.replay.metrics(replay)
+        return new_state, {name: value for name, value in metrics.items() if not name.startswith("rollout/")}
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
         """Metrics of an update, in addition to the terms of the losses and the counts."""

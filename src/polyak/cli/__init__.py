@@ -20,6 +20,7 @@ Reinforcement learning in JAX.
 
 commands:
   train ALGO ENV [flags]   train an agent in a new run directory
+  train ALGO --data PATH   train an agent on a data set; ENV is optional, for evaluation
   resume RUN [flags]       continue a run from its last checkpoint
   evaluate RUN [flags]     evaluate the greedy policy of a run
   video RUN [-o FILE]      write a video of the greedy policy of a run

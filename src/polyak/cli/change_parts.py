@@ -13,7 +13,7 @@ from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, RecurrentNetwork
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import MLP, BuiltInNetwork, NatureCNN
-from polyak.networks.heads import PolicyAndValue, QValues
+from polyak.networks.heads import PolicyAndValue, PolicyOnly, QValues
 from polyak.networks.q_network import is_noisy
 from polyak.networks.recurrent import GRU, LSTM
 
@@ -124,11 +124,11 @@ def _make_network(algorithm: str, kind: str, present: Any, *, has_replay: bool) 
     """
     head = present.head if isinstance(present, BuiltInNetwork) else None
     kinds: Mapping[str, type[BuiltInNetwork]] = {} if head is None else FEEDFORWARD
-    if isinstance(head, PolicyAndValue) or (has_replay and isinstance(head, QValues) and head.outputs is None):
+    if isinstance(head, PolicyAndValue | PolicyOnly) or (has_replay and isinstance(head, QValues) and head.outputs is None):
         kinds = NETWORKS
     if head is None or kind not in kinds:
         known = f"{{{','.join(kinds)}}}" if kinds else "no built-in network"
         raise UsageError(f"--network {kind}: {algorithm} takes {known}")
     # Agents set the number of outputs themselves.
-    new_head: Any = PolicyAndValue(std=head.std) if isinstance(head, PolicyAndValue) else type(head)()
+    new_head: Any = type(head)(std=head.std) if isinstance(head, PolicyAndValue | PolicyOnly) else type(head)()
     return kinds[kind](head=new_head)

@@ -141,7 +141,7 @@ def _train(
     flags: TrainFlags,
     in_parallel: bool,
 ) -> int:
-    directory = flags.run_dir or _run_directory(algorithm, env_id, flags.seed)
+    directory = flags.run_dir or run_directory(algorithm, env_id, flags.seed)
     if flags.seeds == 1:
         return run_to_exit_code(prepare_seed(flags.seed, directory))
     directories = seed_directories(directory, range(flags.seed, flags.seed + flags.seeds))
@@ -252,7 +252,8 @@ def _check(flags: TrainFlags) -> None:
     check_seed("polyak train", "--seed + --seeds - 1", flags.seed + flags.seeds - 1)
 
 
-def _run_directory(algorithm: str, env_id: str, seed: int) -> Path:
+def run_directory(algorithm: str, env_id: str, seed: int) -> Path:
+    """A new directory for a run, `runs/ALGO-ENV-SEED-TIME`."""
     # The process too, as several commands may start in the same second.
     now = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return Path("runs") / f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}-{seed}-{now}"

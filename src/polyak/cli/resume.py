@@ -21,6 +21,7 @@ from polyak.cli.flags import (
 )
 from polyak.cli.imports import ImportFlag
 from polyak.cli.network_flags import NetworkFlags
+from polyak.cli.offline import resume_on_data
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import run_to_exit_code
 from polyak.cli.user_code import read_user_run, with_agent
@@ -28,7 +29,7 @@ from polyak.cli.user_flags import UserGroupOfRun, resume_flags
 from polyak.core.checks import check_integer, check_number
 from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
-from polyak.runs import MAX_COUNT, MAX_WORKERS, RunConfig, read_config
+from polyak.runs import MAX_COUNT, MAX_WORKERS, OFFLINE, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
@@ -118,6 +119,14 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             run.accept_config()
     if _is_finished(directory, flags):
         return 0
+    config = read_config(open_run(directory), flags.user.agent)
+    if config.loop == OFFLINE:
+        with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
+            start_jax(config.threads)
+            config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
+            for sentence in ended_schedules(run, config):
+                print(f"note: {sentence}")
+            return resume_on_data(run, config, flags)
     config = read_user_run(open_run(directory), flags.user, flags.imports).config
     # May raise, so it is called before the run is opened for writing.
     _with_workers(config, flags)
@@ -197,5 +206,5 @@ def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
     is_evaluated = evaluated > 0 if flags.eval_episodes is None else evaluated == wanted
     if (wanted and not is_evaluated) or summary.get("env_steps") != done or summary.get("stopped") is not None:
         return False
-    print(f"{directory}: finished at {done:,} env_steps; train longer with --env-steps N")
+    print(f"{directory}: finished at {done:,} {config.unit}; train longer with --env-steps N")
     return True

@@ -8,6 +8,7 @@ from polyak.loops.evaluate import Evaluation, evaluate
 from polyak.loops.loop import LoopState, TrainingDiverged
 from polyak.train import callbacks
 from polyak.train.new_training import run
+from polyak.train.offline import offline
 from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
@@ -31,6 +32,7 @@ __all__ = [
     "callbacks",
     "collect",
     "evaluate",
+    "offline",
     "resume",
     "run",
     "run_seeds",

@@ -30,6 +30,7 @@ MAX_TITLE = 48
 STATUS_MARGIN = 8
 """Number of terminal columns of the spinner, a short bar and the gaps."""
 
+ENV_STEPS = "env_steps"
 SKIPPED, UPDATES = "train/skipped_steps", "train/n_updates"
 
 
@@ -92,6 +93,7 @@ class Display:
         done: env_steps before the resume.
         seeds: number of seeds that train together.
         update_bar: sets `completed` and `status` of a progress bar; None prints plain lines.
+        unit: what is counted, `"env_steps"` or `"gradient steps"`.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class Display:
         done: int = 0,
         seeds: int = 1,
         update_bar: Callable[[int | None, str], None] | None = None,
+        unit: str = ENV_STEPS,
     ) -> None:
         self._console, self._env_steps, self._update_bar = console, env_steps, update_bar
-        self._print_at, self._is_compiled, self._status = done, False, _Status(env_steps, seeds)
+        self._print_at, self._is_compiled, self._status = done, False, _Status(env_steps, seeds, unit)
         self._prefix = f"{shorten_title(title)}: " if update_bar is None else ""
 
     def __call__(self, progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
@@ -139,7 +142,9 @@ class Display:
 
 
 @contextmanager
-def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, seeds: int = 1) -> Iterator[Display]:
+def show_progress(
+    console: Screen, title: str, env_steps: int, done: int = 0, seeds: int = 1, unit: str = ENV_STEPS
+) -> Iterator[Display]:
     """Show a progress bar in a terminal or a notebook while the block runs, else plain lines; yields the display.
 
     Args:
@@ -147,13 +152,14 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, se
         env_steps: length of training.
         done: env_steps before the resume.
         seeds: number of seeds that train together.
+        unit: what is counted, `"env_steps"` or `"gradient steps"`.
     """
     if is_notebook() and not console.quiet:
-        yield Display(console, title, env_steps, done, seeds, notebook_bar(title, env_steps, done))
+        yield Display(console, title, env_steps, done, seeds, notebook_bar(title, env_steps, done), unit)
         return
     if not console.is_terminal:
         console.print_line(f"{title}: compiling …")
-        yield Display(console, title, env_steps, done, seeds)
+        yield Display(console, title, env_steps, done, seeds, unit=unit)
         return
     console.print_line(title)
     # The bar fills the rest of the line.
@@ -169,7 +175,7 @@ def show_progress(console: Screen, title: str, env_steps: int, done: int = 0, se
             # Without `completed` a slow step follows, so refresh at once.
             bar.update(task, completed=completed, status=status, refresh=completed is None)
 
-        yield Display(console, title, env_steps, done, seeds, update_bar)
+        yield Display(console, title, env_steps, done, seeds, update_bar, unit)
 
 
 def shorten_title(title: str) -> str:
@@ -231,8 +237,8 @@ class _Status:
     For several seeds, the line has the env_steps of each seed and the total speed.
     """
 
-    def __init__(self, env_steps: int, seeds: int) -> None:
-        self._env_steps, self._seeds = env_steps, seeds
+    def __init__(self, env_steps: int, seeds: int, unit: str) -> None:
+        self._env_steps, self._seeds, self._unit = env_steps, seeds, unit
         self._reports: deque[Progress] = deque(maxlen=REPORTS_OF_PACE + 1)
         self._first: tuple[Progress, float] | None = None
         self._has_waited = False
@@ -249,10 +255,12 @@ class _Status:
         returns = f"mean return {format_number(mean)}" if mean is not None else "no episode ended yet"
         # Replaces the return, which is the return of random actions.
         state = "not learning yet" if is_waiting else returns
+        if self._unit != ENV_STEPS:  # no episode is played while learning from data
+            state = f"skipped {skipped:,.0f}" if skipped else "learning from data"
         short_state = state.removeprefix("mean ")
         each, in_all = (" each", " in all") if self._seeds > 1 else ("", "")
         fps = progress.fps * self._seeds
-        steps = f"{progress.env_steps:,} of {self._env_steps:,} env_steps{each}"
+        steps = f"{progress.env_steps:,} of {self._env_steps:,} {self._unit}{each}"
         short_steps = f"{_short_count(progress.env_steps)} of {_short_count(self._env_steps)}"
         speed, short_speed = f"{fps:,.0f}/s{in_all}", f"{_short_count(fps)}/s"
         long_skips = [f"{skipped:,.0f} gradient steps skipped"] if skipped else []

@@ -37,16 +37,21 @@ def make_env(config: RunConfig, num_envs: int) -> Env | HostEnv:
 
 
 @contextmanager
-def evaluation_env(env: Env | HostEnv, episodes: int, given: Env | HostEnv | None = None) -> Iterator[Env | HostEnv]:
+def evaluation_env(env: Env | HostEnv | None, episodes: int, given: Env | HostEnv | None = None) -> Iterator[Env | HostEnv]:
     """Yield environments for evaluation: the given environments, or copies of the training environments, closed at the end.
 
     An environment in JAX is stateless and needs no copy.
 
     Raises:
-        ValueError: no environments are given, and the source of the training environments is unknown.
+        ValueError: no environments are given, and there are no training environments, or their source is unknown.
     """
-    if given is not None or not isinstance(env, HostEnv):
-        yield env if given is None else given
+    if given is not None:
+        yield given
+        return
+    if env is None:
+        raise ValueError("evaluation: env must be passed, as the training on data had no environment")
+    if not isinstance(env, HostEnv):
+        yield env
         return
     source = require_source(env)
     copy = cast(HostEnv, envs.make(source.id, num_envs=min(env.num_envs, episodes), **source.options))
@@ -140,6 +145,7 @@ class PeriodicEvaluation:
         on_evaluation: called with the tuple `(env_steps, evaluation)` of every evaluation.
         display: shows the start and the result of each evaluation.
         label: prefix of the shown result, to distinguish seeds that train together.
+        unit: what env_steps count.
     """
 
     def __init__(
@@ -156,8 +162,9 @@ class PeriodicEvaluation:
         on_evaluation: Callable[[tuple[int, Evaluation]], None] = lambda pair: None,
         display: Display | None = None,
         label: str = "",
+        unit: str = "env_steps",
     ) -> None:
-        self._display, self._label = display, label
+        self._display, self._label, self._unit = display, label, unit
         self._agent, self._env, self._run, self._on_evaluation = agent, env, run, on_evaluation
         self._every, self._episodes, self._max_steps, self._seed = every, episodes, max_steps, seed
         self._last = env_steps_done
@@ -176,7 +183,7 @@ class PeriodicEvaluation:
         policy = self._agent.policy(state.agent)
         if self._display is not None:
             self._display.show_activity(progress, [f"evaluating {self._episodes} episodes …", "evaluating …"])
-            if limit := describe_limit(metrics, self._max_steps):
+            if self._unit == "env_steps" and (limit := describe_limit(metrics, self._max_steps)):
                 self._display.print_text(self._label + limit)
         evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed, self._max_steps)
         if evaluation is None:
@@ -195,7 +202,7 @@ class PeriodicEvaluation:
             saved = "" if self._run is None else f", saved in {self._run.best.name}/"
             best = f" (best{saved})" if is_best else ""
             result = format_number(evaluation.mean_return) + best
-            self._display.print_text(f"{self._label}evaluated at {now:,} env_steps: mean return {result}")
+            self._display.print_text(f"{self._label}evaluated at {now:,} {self._unit}: mean return {result}")
 
 
 def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:

@@ -162,6 +162,7 @@ def train_with_learners(training: Training, learners: Learners, console: Screen,
         Exception: an exception that a learner raised, with its type.
     """
     config, run, env = training.config, training.run, training.env
+    assert env is not None, "learners collect"
     assert run is not None and isinstance(env, Env), "checked when it was prepared"
     task = LearnerTask(
         config,

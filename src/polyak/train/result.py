@@ -47,7 +47,7 @@ class Result(Generic[State]):
         evaluations: the evaluations during training (`eval_every`), by env_steps.
         best_policy: the policy with the highest mean return of `evaluations`, or None.
         run_dir: the run directory, or None.
-        env: the environment.
+        env: the environment; None for a training on data without one.
         config: the settings that a run directory stores.
         snapshot: the state of a host environment at the end, or None.
         history: the metrics of each report, with its `env_steps`, of a training without a run directory.
@@ -59,7 +59,7 @@ class Result(Generic[State]):
     progress: Progress
     metrics: Mapping[str, float]
     config: RunConfig
-    env: Env | HostEnv
+    env: Env | HostEnv | None
     stopped: str | None = None
     diagnosis: str | None = None
     evaluation: Evaluation | None = None
@@ -90,7 +90,7 @@ class Result(Generic[State]):
         Raises:
             TypeError, ValueError: `episodes`, `seed` or `max_steps` is out of range.
             TimeoutError: `max_steps` passed before all episodes had ended.
-            ValueError: `env` is None, and the training environment was passed to `polyak.envs.make` as an object.
+            ValueError: `env` is None, and there was no environment, or one that was passed to `polyak.envs.make` as an object.
         """
         check_integer("Result.evaluate", "episodes", episodes)
         check_seed("Result.evaluate", "seed", seed)
@@ -178,7 +178,7 @@ class Result(Generic[State]):
     def _summary(self) -> list[tuple[str, str]]:
         """Return the lines of the summary as (name, text); the first line is the task."""
         progress = self.progress
-        steps = f"{progress.env_steps:,} of {progress.target_env_steps:,} env_steps in {progress.seconds:.1f} s"
+        steps = f"{progress.env_steps:,} of {progress.target_env_steps:,} {self.config.unit} in {progress.seconds:.1f} s"
         mean = self.metrics.get("rollout/ep_rew_mean")
         lines = {
             f"{self.config.algorithm} {self.config.env}:": steps,

@@ -21,7 +21,7 @@ from polyak.loops.host_replay import check_replay_on, replay_memory
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
 from polyak.ops.schedules import Linear
-from polyak.runs import LOOPS_OF_WORKERS, RunConfig, read_config, run_key
+from polyak.runs import LOOPS_OF_WORKERS, OFFLINE, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError, restore, steps
 from polyak.storage.directory import find
 from polyak.storage.progress import check_unchanged_settings, read_progress, replay_path
@@ -32,6 +32,7 @@ from polyak.train.display import Screen
 from polyak.train.evaluation import check_eval_env, make_env, require_source
 from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made, with_goals
+from polyak.train.offline_resumption import check_offline, offline_resumption
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Start, Training, watch_workers
@@ -99,10 +100,12 @@ def resume(
         done = max(steps(run.checkpoints), default=0)
         if env_steps is not None and env_steps < done:
             raise ValueError(f"polyak.resume: env_steps={env_steps:,}: {run.directory} has already done {done:,}")
+        if config.loop == OFFLINE:
+            check_offline("polyak.resume", workers=workers, learners=learners)
+            with offline_resumption(run, _with_env_steps(run, config, env_steps), env, eval_env, eval_episodes, force) as ready:
+                return run_training(ready, callbacks=callbacks, progress=progress, should_stop=should_stop)
         config, group = with_learners(config, learners)
-        for name, is_set in {"callbacks": len(callbacks) > 0, "eval_env": eval_env is not None}.items():
-            if group is not None and is_set:
-                raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
+        _check_here(group, callbacks=len(callbacks) > 0, eval_env=eval_env is not None)
         if not is_jax_started():
             configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         config, split = with_workers(config, workers)
@@ -120,6 +123,17 @@ def resume(
             return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
         finally:
             close_if_made(made, env)
+
+
+def _check_here(group: Learners | None, **is_set: bool) -> None:
+    """Check that arguments for a training in this process are left out with learners.
+
+    Raises:
+        ValueError: an argument is set.
+    """
+    for name, given in is_set.items():
+        if group is not None and given:
+            raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
 
 
 def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:

@@ -20,16 +20,19 @@ MAX_REASON = 60
 """Maximum number of characters of a stop reason in a row of the table."""
 
 
-def summary_line(title: str, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None) -> str:
+def summary_line(
+    title: str, progress: Progress, evaluation: Evaluation | None, wall_seconds: float | None = None, unit: str = "env_steps"
+) -> str:
     """Return one line with the speed, and a second line with the return: one line would be wider than a terminal.
 
     Args:
         title: algorithm and environment.
         wall_seconds: total seconds with evaluations, which the speed leaves out; None if there were none during training.
+        unit: what is counted.
     """
     wall = "" if wall_seconds is None else f"; {wall_seconds:.1f} s in all, with evaluations"
     training = (
-        f"{title}: {progress.env_steps:,} of {progress.target_env_steps:,} env_steps in "
+        f"{title}: {progress.env_steps:,} of {progress.target_env_steps:,} {unit} in "
         f"{progress.seconds:.1f} s ({progress.fps:,.0f}/s, compiled in {progress.compile_seconds:.1f} s{wall})"
     )
     return training if evaluation is None else f"{training}\ngreedy return {format_return(evaluation)}"

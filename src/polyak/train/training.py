@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from polyak.core.types import Agent, Callback, EndedEpisodes, Env, HasReplay, HostEnv, Progress, PyTree
+from polyak.core.types import Agent, Callback, EndedEpisodes, Env, HasReplay, HostEnv, Progress, PyTree, Rollout
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, TrainResult
+from polyak.loops.offline_loop import offline
 from polyak.ops.gradient_step import QUANTITIES
-from polyak.runs import RunConfig, read_config
+from polyak.runs import OFFLINE, RunConfig, read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.progress import replay_path, save_state
@@ -60,7 +61,7 @@ class Training:
 
     Attributes:
         config: the settings.
-        env: the environment.
+        env: the environment; None for a training on data that is not evaluated.
         key: source of all randomness.
         start: the state from which training starts.
         run: the run directory, opened for writing, or None.
@@ -72,10 +73,11 @@ class Training:
         resume_flags: flags of `polyak resume` for objects that the run does not store.
         label: name of the training among several, such as `seed 5 (1 of 2)`.
         history: the rows of the metrics so far, if there is no run directory.
+        data: the data set of the offline loop; None if its state has the data.
     """
 
     config: RunConfig
-    env: Env | HostEnv
+    env: Env | HostEnv | None
     key: Any
     start: Start = field(default_factory=Start)
     run: Run | None = None
@@ -87,6 +89,7 @@ class Training:
     resume_flags: str = ""
     label: str = ""
     history: list[dict[str, float]] = field(default_factory=list)
+    data: Rollout | None = None
 
     @property
     def title(self) -> str:
@@ -110,24 +113,29 @@ def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
 def train_here(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
     """Train in this process, and save the final state in the run directory."""
     config, run, start = training.config, training.run, training.start
-    loop: Any = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously}[config.loop]
-    split: dict[str, Any] = {} if config.loop == "asynchronous" else {"devices": config.devices}
+    loop: Any = {
+        **{"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously, OFFLINE: offline}
+    }[config.loop]
+    source: Any = training.data if config.loop == OFFLINE else training.env
+    split: dict[str, Any] = {} if config.loop in ("asynchronous", OFFLINE) else {"devices": config.devices}
     if config.replay_on != "device":
         split["replay_on"] = config.replay_on
     with record_failure([training]) as notes, ExitStack() as stack:
         if isinstance(training.env, WorkerEnvs):
             watch_workers(training.env.group, run, console)
             training.env.group.should_stop = should_stop
-        display = stack.enter_context(show_progress(console, training.title, config.env_steps, start.env_steps))
-        rollout, left = config.agent.num_steps * training.env.num_envs, config.env_steps - start.env_steps
-        if 0 < left < rollout:
+        display = stack.enter_context(
+            show_progress(console, training.title, config.env_steps, start.env_steps, unit=config.unit)
+        )
+        rollout, left = config.agent.num_steps * config.num_envs, config.env_steps - start.env_steps
+        if 0 < left < rollout and config.loop != OFFLINE:
             display.print_text(f"trains on one rollout of num_steps * num_envs = {rollout:,} steps, not {left:,}")
         evaluation = stack.enter_context(periodic_evaluation(training, display))
         videos = stack.enter_context(periodic_video(config, training.env, run, start.env_steps, display))
         trackers = stack.enter_context(tracked(config, run, is_resumed=start.env_steps > 0))
         trained: TrainResult = loop(
             config.agent,
-            training.env,
+            source,
             env_steps=config.env_steps,
             key=training.key,
             callbacks=join_callbacks(training, notes[0], [*evaluation, *videos], [*callbacks, *trackers], display),
@@ -209,11 +217,12 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
         warn(f"{training.title}: {reason}")
     if result.stopped is None:
         seconds = time.monotonic() - training.started_at if result.evaluations else None
-        console.print_text(summary_line(training.title, result.progress, result.evaluation, seconds))
+        console.print_text(summary_line(training.title, result.progress, result.evaluation, seconds, training.config.unit))
     elif run is None:
-        console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps")
+        console.print_line(f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}")
     else:
-        console.print_line(f"stopped by {result.stopped} at {env_steps:,} env_steps; continue with: {resume_command(training)}")
+        stopped = f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}"
+        console.print_line(f"{stopped}; continue with: {resume_command(training)}")
     if run is not None and result.stopped is None:
         console.print_line(f"run: {run.directory}")
     return result
@@ -367,6 +376,7 @@ def periodic_evaluation(training: Training, display: Display, label: str = "") -
                 on_evaluation=training.on_evaluation,
                 display=display,
                 label=label,
+                unit=config.unit,
             )
         ]
 
@@ -389,7 +399,7 @@ def _evaluate(training: Training, result: Result, console: Screen) -> Evaluation
     """Evaluate in new environments, with a status line; returns None if an episode does not end."""
     episodes, max_steps = training.eval_episodes, training.config.eval_max_steps
     status = f"{training.title}: evaluating {episodes} episodes …"
-    if limit := describe_limit(result.metrics, max_steps):
+    if training.config.loop != OFFLINE and (limit := describe_limit(result.metrics, max_steps)):
         console.print_line(f"{training.title}: {limit}")
     if not console.is_terminal:
         console.print_line(status)

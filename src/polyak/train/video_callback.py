@@ -123,10 +123,10 @@ def video_env(owner: str, env: Env | HostEnv) -> Iterator[Env | HostEnv]:
 
 @contextmanager
 def periodic_video(
-    config: RunConfig, env: Env | HostEnv, run: Run | None, env_steps_done: int, display: Display
+    config: RunConfig, env: Env | HostEnv | None, run: Run | None, env_steps_done: int, display: Display
 ) -> Iterator[list[PeriodicVideo]]:
     """Yield a list with the callback that records videos during training, or an empty list without `video_every`."""
-    if config.video_every is None or run is None:
+    if config.video_every is None or run is None or env is None:
         yield []
         return
     with video_env("train", env) as drawn:

@@ -1,0 +1,158 @@
+"""polyak train ALGO [ENV] --data PATH: trains on a data set; ENV is for evaluation."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from polyak.agents import AGENTS
+from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
+from polyak.cli.flags import UsageError, default_hint, fail, parse
+from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
+from polyak.core.suggestions import unknown_name
+from polyak.presets import preset
+from polyak.tracking.names import TrackerName
+
+HELP = {"-h", "--help"}
+EPISODES = 100
+
+
+@tyro.conf.configure(tyro.conf.DisallowNone)
+@dataclasses.dataclass(frozen=True)
+class OfflineFlags:
+    """Options of a training on a data set."""
+
+    data: str
+    """data set: minari:NAME, a file .npz, .hdf5 or .h5, or a run directory, whose replay it is"""
+    gradient_steps: int = 100_000
+    """number of gradient steps"""
+    seed: int = 0
+    """seed of all randomness"""
+    run_dir: Annotated[Path | None, default_hint("runs/ALGO-DATA-SEED-TIME", "PATH")] = None
+    """new directory for everything that the run writes"""
+    eval_episodes: Annotated[int | None, default_hint(f"{EPISODES} with ENV", "INT")] = None
+    """number of episodes of the evaluation after training, in ENV; 0 skips the evaluation"""
+    eval_max_steps: int = 1_000_000
+    """maximum number of steps of each environment, after which an unfinished evaluation is skipped"""
+    report_every: Annotated[int | None, default_hint("a hundredth of all", "INT")] = None
+    """gradient steps between reports"""
+    eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
+    """gradient steps between evaluations of the greedy policy in ENV; the best checkpoint is kept in best/"""
+    checkpoint_every: Annotated[int | None, default_hint("a tenth of all, at most 100,000", "INT")] = None
+    """gradient steps between checkpoints, which are saved at reports"""
+    track: Annotated[TrackerName | None, default_hint("none", "{wandb,mlflow,trackio,tensorboard}")] = None
+    """tracker that logs settings, metrics and checkpoints; needs polyak[TRACKER]"""
+    compilation_cache: bool = True
+    """keep compiled programs in the user's cache directory, which shortens later starts"""
+
+
+def train_on_data(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> int:
+    """Run the command; returns the exit code.
+
+    Args:
+        arguments: the words after `polyak train`.
+        owners: see `parse`.
+    """
+    try:
+        algorithm, env_id, flags = _parse(arguments, owners)
+    except UsageError as error:
+        return fail(error)
+    return _train(algorithm, env_id, flags.training, flags.algorithm, flags.network)
+
+
+def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> tuple[str, str | None, Any]:
+    count = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    words, rest = list(arguments[:count]), list(arguments[count:])
+    for flag in ("--agent", "--env"):
+        if any(word.partition("=")[0] == flag for word in rest):
+            raise UsageError(f"{flag} must be left out with --data; polyak.train.offline takes your own agent and environment")
+    if not words:
+        raise UsageError("an algorithm is missing, e.g.: polyak train iql --data DATA.npz")
+    algorithm = words.pop(0).lower()
+    if algorithm not in AGENTS:
+        raise UsageError(unknown_name(algorithm, AGENTS, "algorithm"))
+    env_id = words.pop(0) if words else None
+    if words:
+        raise UsageError(f"polyak train ALGO [ENV] --data DATA takes one ENV; got {' '.join([str(env_id), *words])}")
+    defaults = preset(algorithm, env_id or "")
+    others = [field.name for kind in (OfflineFlags, NetworkFlags) for field in dataclasses.fields(kind)]
+    settings = agent_flags(AGENTS[algorithm], defaults.values, others)
+    network = network_flags_in_help(setting_names(AGENTS[algorithm])) if HELP & set(rest) else NetworkFlags
+    groups: list[Any] = [
+        ("training", OfflineFlags),
+        ("algorithm", settings, dataclasses.field(default_factory=settings)),
+        ("network", network, dataclasses.field(default_factory=network)),
+    ]
+    kind = dataclasses.make_dataclass("Flags", groups)
+    where = "" if env_id is None else f" and evaluate in {env_id}"
+    description = f"Train {algorithm} on a data set{where}. Defaults: {defaults.source}."
+    prog = " ".join(["polyak train", algorithm, *([] if env_id is None else [env_id]), "--data DATA"])
+    return algorithm, env_id, parse(kind, rest, prog=prog, description=description, owners=owners)
+
+
+def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settings: Any, network_flags: NetworkFlags) -> int:
+    from polyak.cli.change_parts import change_parts
+    from polyak.cli.compilation_cache import compilation_cache
+    from polyak.cli.new_run import run_directory
+    from polyak.cli.replay_flags import ReplayFlags
+    from polyak.cli.training_run import run_to_exit_code
+    from polyak.core.checks import check_integer
+    from polyak.runs import check_seed
+    from polyak.storage.checkpoint import CheckpointError
+    from polyak.storage.config import ConfigError
+    from polyak.storage.run_directory import RunError
+    from polyak.train.devices import choose_threads, dispatch_synchronously, start_jax
+    from polyak.train.new_training import make_agent
+    from polyak.train.offline import evaluation_envs, load_data, make_offline_agent, prepare_offline, spec_for
+
+    try:
+        for name in ("gradient_steps", "eval_max_steps", "report_every", "checkpoint_every", "eval_every", "eval_episodes"):
+            least = 0 if name == "eval_episodes" else 1
+            check_integer("polyak train", f"--{name.replace('_', '-')}", getattr(flags, name), at_least=least, optional=True)
+        check_seed("polyak train", "--seed", flags.seed)
+        if env_id is None and (flags.eval_every or flags.eval_episodes):
+            raise UsageError("--eval-every and --eval-episodes need ENV: polyak train ALGO ENV --data DATA")
+        dispatch_synchronously()
+        episodes = EPISODES if env_id is not None and flags.eval_episodes is None else flags.eval_episodes
+        with evaluation_envs(algorithm, env_id, episodes) as (env, source):
+            data = load_data(flags.data, env)
+            settings = changed_settings(agent_settings)
+            made: Any = make_agent(algorithm, spec_for(algorithm, data, env), source, flags.gradient_steps, settings)
+            made = change_parts(algorithm, made, network_flags, ReplayFlags(), flags.gradient_steps, settings)
+            agent = make_offline_agent(made, data, env, flags.gradient_steps, None)
+            threads = choose_threads(agent, 1, 1)
+            with compilation_cache(flags.compilation_cache, threads):
+                start_jax(threads)
+                training = prepare_offline(
+                    agent,
+                    data,
+                    env,
+                    source,
+                    algorithm=algorithm,
+                    gradient_steps=flags.gradient_steps,
+                    seed=flags.seed,
+                    run_dir=flags.run_dir or run_directory(algorithm, Path(flags.data).name, flags.seed),
+                    report_every=flags.report_every,
+                    checkpoint_every=flags.checkpoint_every,
+                    eval_every=flags.eval_every,
+                    eval_episodes=episodes,
+                    eval_max_steps=flags.eval_max_steps,
+                    track=flags.track,
+                    threads=threads,
+                )
+                return run_to_exit_code(training)
+    except (UsageError, ValueError, TypeError, ImportError, OSError, RunError, ConfigError, CheckpointError) as error:
+        return fail(error)
+
+
+def resume_on_data(run: Any, config: Any, flags: Any) -> int:
+    """Continue a run of `train_on_data` that is open for writing; returns the exit code."""
+    from polyak.cli.training_run import run_to_exit_code
+    from polyak.train.offline_resumption import offline_resumption
+
+    if flags.workers is not None or flags.learners is not None:
+        raise UsageError(f"--workers and --learners must be left out: {run.directory} learns from data")
+    with offline_resumption(run, config, None, None, flags.eval_episodes, flags.force) as training:
+        return run_to_exit_code(training)

@@ -1,0 +1,101 @@
+"""Resumes runs of `polyak.train.offline`, whose checkpoints have the data."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import jax
+
+from polyak import envs
+from polyak.core.types import Env, HostEnv
+from polyak.loops.loop import check_spec
+from polyak.loops.offline_loop import start_offline
+from polyak.runs import RunConfig, run_key
+from polyak.storage.checkpoint import restore
+from polyak.storage.progress import check_unchanged_settings, read_progress
+from polyak.storage.run_directory import Run
+from polyak.train.agent_settings import store_agent_settings
+from polyak.train.evaluation import make_env
+from polyak.train.new_training import close_if_made
+from polyak.train.training import Start, Training
+
+
+def check_offline(owner: str, **arguments: Any) -> None:
+    """Check that arguments for collecting are left out.
+
+    Raises:
+        ValueError: an argument is set.
+    """
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{owner}: {name} must be left out for a run that learns from data, got {value!r:.80}")
+
+
+@contextmanager
+def envs_of_offline_run(
+    run: Run, config: RunConfig, env: Any, eval_env: Env | HostEnv | None, eval_episodes: int | None
+) -> Iterator[Env | HostEnv | None]:
+    """Yield the environments for evaluation, or None if the run is not evaluated; created ones are closed at the end.
+
+    Raises:
+        ValueError: the run is evaluated in a user-defined environment, which is not given.
+    """
+    given = env if eval_env is None else eval_env
+    episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
+    if given is None and not (episodes or config.eval_every):
+        yield None
+        return
+    if given is None and config.is_user_env:
+        raise ValueError(
+            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is a user-defined environment, which a run "
+            "does not store; pass env=..., as in the training"
+        )
+    if given is None:
+        made = make_env(config, config.num_envs)
+    elif isinstance(given, Env | HostEnv):
+        made = given
+    else:
+        made = envs.make(given, num_envs=config.num_envs, action_scaling=config.action_scaling)
+    try:
+        yield made
+    finally:
+        close_if_made(made, given)
+
+
+@contextmanager
+def offline_resumption(
+    run: Run, config: RunConfig, env: Any, eval_env: Env | HostEnv | None, eval_episodes: int | None, force: bool
+) -> Iterator[Training]:
+    """Yield the training that continues a run, with its environments for evaluation."""
+    with envs_of_offline_run(run, config, env, eval_env, eval_episodes) as made:
+        yield prepare_offline_resumption(run, config, made, eval_episodes, force)
+
+
+def prepare_offline_resumption(
+    run: Run, config: RunConfig, env: Env | HostEnv | None, eval_episodes: int | None, force: bool
+) -> Training:
+    """Restore the newest checkpoint, with the data, and drop metrics that are newer.
+
+    Args:
+        eval_episodes: episodes of the evaluation at the end; None is the run's number.
+        force: resume even if the checkpoint was trained with other settings than the run's config.json.
+
+    Raises:
+        CheckpointError: no checkpoint is valid, or it belongs to another agent, or to other settings.
+        ValueError: the environment has other spaces than the agent.
+    """
+    if env is not None:
+        check_spec("polyak.resume", config.agent.spec, env.spec)
+    key = run_key(config.seed or 0)
+    shape = jax.eval_shape(partial(start_offline, config.agent, data=None), key)
+    restored = restore(run.checkpoints, shape)
+    saved = read_progress(run, restored)
+    if not force:
+        check_unchanged_settings(run, saved)
+    run.change_config(env_steps=config.env_steps)
+    store_agent_settings(run, config.agent)
+    run.rewind(saved.env_steps)
+    start = Start(restored.tree, saved.env_steps, saved.episodes, is_own=True)
+    episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
+    return Training(config, env, key, start, run, eval_env=env, eval_episodes=episodes)

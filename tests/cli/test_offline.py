@@ -1,0 +1,104 @@
+"""`polyak train ALGO [ENV] --data PATH`, and resuming such a run."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import polyak
+from polyak.cli import main
+from polyak.cli.offline import OfflineFlags
+
+TINY = "--gradient-steps 12 --batch-size 8 --hidden 8 --no-compilation-cache"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "cartpole.npz"
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    polyak.data.save(polyak.data.collect(polyak.policies.Uniform(env.spec), env, 100), path)
+    return path
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_on_data_evaluated_and_continued(tmp_path, data, capsys):
+    run = tmp_path / "run"
+    assert main(f"train dqn jax/CartPole-v1 --data {data} {TINY} --run-dir {run} --eval-episodes 2".split()) == 0
+    output = capsys.readouterr().out
+    assert "12 of 12 gradient steps" in output and "over 2 episodes" in output
+    config = json.loads((run / "config.json").read_text())
+    assert (config["loop"], config["data"], config["env"], config["env_steps"]) == (
+        "offline",
+        "cartpole.npz",
+        "jax/CartPole-v1",
+        12,
+    )
+    assert main(f"resume {run} --env-steps 20 --eval-episodes 0 --no-compilation-cache".split()) == 0
+    assert json.loads((run / "summary.json").read_text())["env_steps"] == 20
+    assert main(f"resume {run} --eval-episodes 0".split()) == 0
+    assert "finished at 20 gradient steps" in capsys.readouterr().out
+    assert main(f"resume {run} --env-steps 30 --workers 2".split()) == 2
+    assert "must be left out" in capsys.readouterr().err
+    action, _ = polyak.load_policy(run).predict(np.zeros(4, np.float32))
+    assert action in (0, 1)
+
+
+WRONG = {
+    "data": ("none.npz", "minari:none-v0", "none.csv"),
+    "gradient-steps": ("0", "-1", "1.5"),
+    "seed": ("-1", "4294967296"),
+    "run-dir": (),
+    "eval-episodes": ("-1", "3"),
+    "eval-max-steps": ("0",),
+    "report-every": ("0",),
+    "eval-every": ("0", "5"),
+    "checkpoint-every": ("0",),
+    "track": ("comet",),
+    "compilation-cache": ("1",),
+}
+
+
+def test_every_flag_has_its_wrong_values():
+    assert set(WRONG) == {field.name.replace("_", "-") for field in dataclasses.fields(OfflineFlags)}
+
+
+@pytest.mark.parametrize(("flag", "value"), [(flag, value) for flag, values in WRONG.items() for value in values])
+def test_wrong_values_are_one_error_and_write_nothing(flag, value, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = f"--data {data}" if flag != "data" else ""
+    try:
+        code = main(f"train dqn {given} --{flag} {value}".split())
+    except SystemExit as error:
+        code = error.code
+    assert code == 2 and list(tmp_path.iterdir()) == []
+    captured = capsys.readouterr()
+    assert flag in captured.err or value in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("ppo", "PPO has no replay to learn from data"),
+        ("dnq", "unknown algorithm 'dnq'; did you mean 'dqn'"),
+        ("", "an algorithm is missing"),
+        ("dqn --env mine:Env", "--env must be left out with --data"),
+        ("dqn CartPole-v1 Pendulum-v1", "takes one ENV; got CartPole-v1 Pendulum-v1"),
+        ("dqn jax/Pendulum-v1", "is of another environment"),
+        ("dqn --num-envs 4", "num-envs"),
+    ],
+)
+def test_other_errors(arguments, message, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["train", *arguments.split(), "--data", str(data)])
+    except SystemExit as error:
+        code = error.code
+    assert code == 2 and message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_the_flags(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "dqn", "--data", "x", "--help"])
+    output = capsys.readouterr().out
+    assert exit_.value.code == 0 and "--gradient-steps" in output and "--num-envs" not in output
