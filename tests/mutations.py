@@ -100,7 +100,7 @@ MUTATIONS = (
         ("agents/test_tqc.py::test_dropped_atoms_of_known_numbers",),
     ),
     Mutation(
-        "agents/td3.py",
+        "agents/delayed_actor.py",
         "return jnp.clip(x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip), low, high)",
         "return x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)",
         ("agents/test_actor_critics.py::test_td3_asks_critics_only_for_actions_within_the_bounds",),
@@ -441,10 +441,10 @@ MUTATIONS = (
         ("replay/test_sequences.py::test_a_recurrent_state_that_is_not_finite_is_stored_as_the_initial_one",),
     ),
     Mutation(
-        "replay/datasets.py",
-        "truncated[-1] |= not terminated[-1]",
-        "truncated[-1] |= False",
-        ("replay/test_datasets.py::test_an_episode_that_was_cut_off_counts_as_truncated",),
+        "data/content.py",
+        "truncated=~np.array(terminated, bool),",
+        "truncated=np.zeros(len(lengths), bool),",
+        ("data/test_from_minari.py::test_an_episode_that_was_cut_off_counts_as_truncated",),
     ),
     # kernels
     Mutation(

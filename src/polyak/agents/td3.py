@@ -5,29 +5,23 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
+from polyak.agents.delayed_actor import DelayedActorAgent
 from polyak.agents.off_policy import OffPolicyState
-from polyak.agents.settings import TargetSettings
-from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_unset
-from polyak.core.spaces import Box, Leaf, leaf_spaces, map_space
-from polyak.core.struct import check_settings, integer, number, setting, struct
-from polyak.core.types import PyTree, Scalar, Variables
+from polyak.core.struct import check_settings, integer, setting, struct
+from polyak.core.types import PyTree, Variables
 from polyak.learning.actor_critic_updates import (
     check_critics,
     check_num_target_critics,
-    critic_terms,
-    join_logs,
     min_of_critics,
-    train_every,
 )
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux, StepLog
-from polyak.ops.losses import huber, weighted_sum
-from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
+from polyak.ops.gradient_step import Aux
+from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
@@ -36,7 +30,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TD3(TargetSettings, ActorCriticAgent):
+class TD3(DelayedActorAgent):
     """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
@@ -53,13 +47,9 @@ class TD3(TargetSettings, ActorCriticAgent):
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
-        huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         num_target_critics: number of critics sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982); the
             target takes the minimum of their values, and the actor maximizes the mean over all critics. None takes the minimum
             over all critics in the target, and the first critic for the actor.
-        policy_delay: gradient steps of the critics for one of the actor.
-        target_noise: σ, the standard deviation of the noise on the target actor's actions.
-        target_noise_clip: c, the largest magnitude of the noise on the target actor's actions.
         exploration_noise: standard deviation of the noise on collected actions, a number or a schedule; 0 disables the noise.
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) in place of Gaussian noise,
             drawn anew every this number of steps; needs `Actor(std="sde")`, the default actor then, with log_std -3. No loss
@@ -77,15 +67,9 @@ class TD3(TargetSettings, ActorCriticAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     num_target_critics: int | None = integer(default=None, optional=True)
-    policy_delay: int = integer(default=2)
-    target_noise: Scalar = number(default=0.2, at_least=0)
-    target_noise_clip: Scalar = number(default=0.5, at_least=0)
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     sde_sample_freq: int | None = integer(default=None, optional=True)
-    learning_rate: Schedule = 1e-3
-    target_period: int = 2
 
     def __post_init__(self) -> None:
         self._check_boxes()
@@ -96,13 +80,10 @@ class TD3(TargetSettings, ActorCriticAgent):
         if self.sde_sample_freq is not None:
             check_unset(self, ("exploration_noise",), "has no effect with sde_sample_freq; leave it out")
 
-    def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
-        """An actor and critics, each with a target."""
-        actor, critics, average = self._create_networks(key, actor_target=self.follow())
-        check_num_target_critics(
-            "TD3", self.num_target_critics, check_critics(self._critics, critics.online, self.spec_of("critic"))
-        )
-        return ActorCriticCopies(actor, critics, average)
+    def check_critics(self, variables: Variables) -> None:
+        """Check the critics, and that there are at least `num_target_critics`."""
+        num_critics = check_critics(self._critics, variables, self.spec_of("critic"))
+        check_num_target_critics("TD3", self.num_target_critics, num_critics)
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
@@ -112,67 +93,6 @@ class TD3(TargetSettings, ActorCriticAgent):
         explorer = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
         starting = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
         return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
-
-    def train_step(
-        self,
-        copies: ActorCriticCopies,
-        batch: Transition,
-        key: PRNGKeyArray,
-        enabled: Bool[Array, ""],
-        *,
-        env_steps: StepCount,
-        axis_name: str | None,
-    ) -> tuple[ActorCriticCopies, StepLog]:
-        """One gradient step of the critics; every `policy_delay`-th step also one of the actor; and the targets' update."""
-        critics_step = self.optimizer_at(env_steps)
-        actor_step = self.optimizer_at(env_steps, self.actor_learning_rate)
-        actor, critics = copies.actor, copies.critics
-        loss = partial(
-            self.critic_loss,
-            critics=critics.online,
-            target=critics.variables("target"),
-            target_actor=actor.variables("target"),
-            key=key,
-        )
-        critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
-        applied = critic_log.applied.astype(jnp.uint32)
-        critics = critics.follow(updates=applied)
-        loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=jax.random.fold_in(key, 3))
-
-        def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
-            return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
-
-        actor, actor_log = train_every(self.policy_delay, critics, critic_log, train_actor, actor)
-        actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
-        average = self._update_average(copies.average, actor.online, critic_log.applied)
-        copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
-        return copies, join_logs(critic=critic_log, actor=actor_log)
-
-    def critic_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        critics: Variables,
-        target: Variables,
-        target_actor: Variables,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """L(θ) of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
-
-        Args:
-            params: θ.
-            critics: the online critics; their parameters are not used.
-            target: the target critics.
-            target_actor: the actor that a' is from.
-            key: for the noise of a', the choice of critics, and dropout.
-        """
-        target_key, dropout_key = jax.random.split(key)
-        online = dataclasses.replace(critics, params=params)
-        q, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
-        td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
-        loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
-        return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
@@ -205,18 +125,6 @@ class TD3(TargetSettings, ActorCriticAgent):
         action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
         q = self.q_values(critics, batch.obs, action)
         return -weighted_sum(q[:, 0] if self.num_target_critics is None else jnp.mean(q, axis=1), batch.weight), Aux({}, stats)
-
-    def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
-        """The actions with clipped noise, inside the bounds."""
-        keys = iter(jax.random.split(key, len(list(leaf_spaces(self.spec.action)))))
-
-        def add_noise(leaf: Leaf, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
-            assert isinstance(leaf, Box), "checked when the agent was built"
-            noise = self.target_noise * jax.random.normal(next(keys), x.shape, x.dtype)
-            low, high = (bound[None] for bound in self.spec.action_bounds(leaf))
-            return jnp.clip(x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip), low, high)
-
-        return map_space(add_noise, self.spec.action, action)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         is_deterministic = self.sde_sample_freq is None
