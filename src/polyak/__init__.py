@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from polyak import train as train
     from polyak.agents.a2c import A2C as A2C
     from polyak.agents.agent import BaseAgent as BaseAgent
+    from polyak.agents.bc import BC as BC
     from polyak.agents.c51 import C51 as C51
+    from polyak.agents.cql import CQL as CQL
     from polyak.agents.ddpg import DDPG as DDPG
+    from polyak.agents.discrete_cql import DiscreteCQL as DiscreteCQL
     from polyak.agents.dqn import DQN as DQN
     from polyak.agents.impala import IMPALA as IMPALA
+    from polyak.agents.iql import IQL as IQL
     from polyak.agents.iqn import IQN as IQN
     from polyak.agents.ppo import PPO as PPO
     from polyak.agents.ppo_kl import PPOKL as PPOKL
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from polyak.agents.qrdqn import QRDQN as QRDQN
     from polyak.agents.sac import SAC as SAC
     from polyak.agents.td3 import TD3 as TD3
+    from polyak.agents.td3_bc import TD3BC as TD3BC
     from polyak.agents.tqc import TQC as TQC
     from polyak.copies.follow import Follow as Follow
     from polyak.copies.network_copies import NetworkCopies as NetworkCopies
@@ -78,10 +83,14 @@ _PACKAGES = ("data", "envs", "importers", "loops", "policies", "presets", "repla
 _MODULES = {
     "agents.a2c": ("A2C",),
     "agents.agent": ("BaseAgent",),
+    "agents.bc": ("BC",),
     "agents.c51": ("C51",),
+    "agents.cql": ("CQL",),
     "agents.ddpg": ("DDPG",),
+    "agents.discrete_cql": ("DiscreteCQL",),
     "agents.dqn": ("DQN",),
     "agents.impala": ("IMPALA",),
+    "agents.iql": ("IQL",),
     "agents.iqn": ("IQN",),
     "agents.ppo": ("PPO",),
     "agents.ppo_kl": ("PPOKL",),
@@ -89,6 +98,7 @@ _MODULES = {
     "agents.qrdqn": ("QRDQN",),
     "agents.sac": ("SAC",),
     "agents.td3": ("TD3",),
+    "agents.td3_bc": ("TD3BC",),
     "agents.tqc": ("TQC",),
     "copies.follow": ("Follow",),
     "copies.network_copies": ("NetworkCopies",),

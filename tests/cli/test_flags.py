@@ -166,7 +166,7 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
             assert not is_shown, field.name
         else:
             assert is_shown, field.name
-    has_replay, has_sequences = hasattr(agent, "replay"), algorithm == "dqn"
+    has_replay, has_sequences = hasattr(agent, "replay"), algorithm in ("dqn", "discrete_cql")
     for field in dataclasses.fields(ReplayFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
         assert is_shown == (has_sequences if field.name in ("sequence_length", "burn_in") else has_replay), field.name

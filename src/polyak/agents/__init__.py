@@ -7,11 +7,15 @@ AGENTS = {
     "a2c": "polyak.agents.a2c:A2C",
     # After "a2c", the name of the class: A3C is A2C in the loop of presets/a3c.py.
     "a3c": "polyak.agents.a2c:A2C",
+    "bc": "polyak.agents.bc:BC",
     "c51": "polyak.agents.c51:C51",
+    "cql": "polyak.agents.cql:CQL",
     "ddpg": "polyak.agents.ddpg:DDPG",
+    "discrete_cql": "polyak.agents.discrete_cql:DiscreteCQL",
     "dqn": "polyak.agents.dqn:DQN",
     "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",
+    "iql": "polyak.agents.iql:IQL",
     "ppo": "polyak.agents.ppo:PPO",
     "ppo_kl": "polyak.agents.ppo_kl:PPOKL",
     "pqn": "polyak.agents.pqn:PQN",
@@ -20,6 +24,7 @@ AGENTS = {
     "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",
     "td3": "polyak.agents.td3:TD3",
+    "td3_bc": "polyak.agents.td3_bc:TD3BC",
     "tqc": "polyak.agents.tqc:TQC",
 }
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train

@@ -66,13 +66,18 @@ OF_Q_NETWORKS = {"network", "hidden", "activation", "norm", "dueling", "noisy"}
 OF_ACTOR_AND_CRITICS = {
     "hidden", "activation", "log_std", "value_hidden", "value_activation", "num_critics", "norm", "dropout",
 }  # fmt: skip
-REJECTED = {"theta": "log_std", "q_lambda": "noisy"}
+OF_POLICIES = {"network", "hidden", "activation", "norm", "log_std", "squash_mean"}
+REJECTED = {"theta": "log_std", "normalize_q": "log_std", "q_lambda": "noisy"}
 """Flags that some agents reject, by a setting that only these agents have."""
+TAKEN = {"expectile": "squash_mean"}
+"""Flags that some agents with critics take, by a setting that only these agents have."""
 
 
 def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
     """Return `NetworkFlags` without the flags that an agent with these settings rejects."""
-    of_values = OF_Q_NETWORKS if "epsilon" in settings else OF_ACTOR_CRITICS
+    of_policies = OF_POLICIES if "replay" in settings else OF_ACTOR_CRITICS
+    of_values = OF_Q_NETWORKS if "epsilon" in settings else of_policies
     used = OF_ACTOR_AND_CRITICS if "critics" in settings else of_values
+    used = used | {flag for setting, flag in TAKEN.items() if setting in settings}
     rejected = {flag for setting, flag in REJECTED.items() if setting in settings}
     return hide(NetworkFlags, {field.name for field in dataclasses.fields(NetworkFlags)} - (used - rejected))

@@ -1,6 +1,27 @@
 """Presets: tuned settings by algorithm and environment, as plain Python."""
 
-from polyak.presets import a2c, a3c, c51, ddpg, dqn, impala, iqn, ppo, ppo_kl, pqn, qrdqn, rainbow, sac, td3, tqc
+from polyak.presets import (
+    a2c,
+    a3c,
+    bc,
+    c51,
+    cql,
+    ddpg,
+    discrete_cql,
+    dqn,
+    impala,
+    iql,
+    iqn,
+    ppo,
+    ppo_kl,
+    pqn,
+    qrdqn,
+    rainbow,
+    sac,
+    td3,
+    td3_bc,
+    tqc,
+)
 from polyak.presets.preset import Preset
 
 __all__ = ["DEFAULT", "PRESETS", "Preset", "preset"]
@@ -10,10 +31,14 @@ PRESETS: dict[tuple[str, str], Preset] = {
     for algorithm, presets in (
         ("a2c", a2c.PRESETS),
         ("a3c", a3c.PRESETS),
+        ("bc", bc.PRESETS),
         ("c51", c51.PRESETS),
+        ("cql", cql.PRESETS),
         ("ddpg", ddpg.PRESETS),
+        ("discrete_cql", discrete_cql.PRESETS),
         ("dqn", dqn.PRESETS),
         ("impala", impala.PRESETS),
+        ("iql", iql.PRESETS),
         ("iqn", iqn.PRESETS),
         ("ppo", ppo.PRESETS),
         ("ppo_kl", ppo_kl.PRESETS),
@@ -22,6 +47,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("rainbow", rainbow.PRESETS),
         ("sac", sac.PRESETS),
         ("td3", td3.PRESETS),
+        ("td3_bc", td3_bc.PRESETS),
         ("tqc", tqc.PRESETS),
     )
     for env_id, preset in presets.items()
@@ -29,8 +55,13 @@ PRESETS: dict[tuple[str, str], Preset] = {
 
 DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's own")
 
-DEFAULTS: dict[str, Preset] = {"a3c": a3c.DEFAULT, "rainbow": rainbow.DEFAULT}
-"""Algorithms that are settings of another one: those settings, for environments without a preset."""
+DEFAULTS: dict[str, Preset] = {
+    "a3c": a3c.DEFAULT,
+    "cql": cql.DEFAULT,
+    "rainbow": rainbow.DEFAULT,
+    "td3_bc": td3_bc.DEFAULT,
+}
+"""Settings for environments without a preset: of algorithms that are settings of another one, or the paper's."""
 
 
 def preset(algorithm: str, env_id: str) -> Preset:

@@ -1,0 +1,136 @@
+"""Behavioral cloning: maximum likelihood of recorded actions (Pomerleau 1991, doi:10.1162/neco.1991.3.1.88)."""
+
+import dataclasses
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import jax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.struct import check_settings, setting, static, struct
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.learning.actor_critic_updates import check_actor
+from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
+from polyak.networks.feedforward import MLP, complete
+from polyak.networks.heads import PolicyOnly
+from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.ops.distributions import for_space
+from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import StepCount
+from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.sequences import SequenceObs
+from polyak.replay.uniform import UniformReplay
+
+
+@struct(kw_only=True)
+class BC(OffPolicyAgent):
+    """Behavioral cloning for all action spaces.
+
+        L(θ) = E[ -log π_θ(a|s) ]
+
+    over the transitions of a data set; see `polyak.train.offline`. Box actions are Gaussian, of actions in [-1, 1] with
+    `envs.make(..., action_scaling="rescale")`; the greedy policy acts by their mean. Rewards, and `gamma` and `n_step`, are not
+    used.
+
+    Attributes:
+        network: a network that returns `(action_params, value)`, the value unused, such as `polyak.LSTM()`; None takes
+            `NatureCNN` for images, else `MLP` with two layers of 256, and a standard deviation that is a parameter. The loss
+            applies it in training mode (dropout, batch normalization), except for recurrent networks.
+        replay: a `UniformReplay`, or a `SequenceReplay` for recurrent networks.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
+    >>> agent = BC(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), replay=UniformReplay(10_000))
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
+
+    network: Network | None = static(default=None, kw_only=False)
+    replay: Replay = setting(default=UniformReplay(1_000_000), check=partial(check_replay, sequences=True))
+
+    def __post_init__(self) -> None:
+        is_default = self.network is None and not has_images(self.spec.obs)
+        network = MLP((256, 256), activation="relu") if is_default else self.network
+        object.__setattr__(self, "network", complete("BC", network, self.spec, PolicyOnly()))
+        check_settings(self)
+        if self.replay.has_priorities:
+            raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")
+        check_sequences("BC", self.network, self.replay, self.num_steps)
+        self._check_together()
+
+    def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
+        """The network."""
+        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None)
+        check_actor(self._network, copies.online, self.spec)
+        return copies.with_optimizer_state(self.optimizer_at())
+
+    def check_copies(self, copies: NetworkCopies) -> None:
+        """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
+        check_optimizer_state(self.optimizer_at(), copies.online.params, copies.optimizer_state)
+
+    def initial_carry(self) -> PyTree:
+        """The recurrent state of one environment; `()` of a network without one."""
+        network = self.network
+        return jax.tree.map(lambda x: x[0], network.initial_carry(1)) if isinstance(network, RecurrentNetwork) else ()
+
+    def train_step(
+        self,
+        copies: NetworkCopies,
+        batch: Transition,
+        key: PRNGKeyArray,
+        enabled: Bool[Array, ""],
+        *,
+        env_steps: StepCount,
+        axis_name: str | None,
+    ) -> tuple[NetworkCopies, StepLog]:
+        """One gradient step of `loss`."""
+        loss = partial(self.loss, online=copies.online, key=key)
+        return copies.train(loss, self.optimizer_at(env_steps), batch, enabled=enabled, axis_name=axis_name)
+
+    def loss(
+        self, params: PyTree, batch: Transition, *, online: Variables, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, ""], Aux]:
+        """L(θ) of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            params: θ.
+            online: the network's variables; their parameters are not used.
+            key: for dropout.
+        """
+        action_params, stats = self._action_params(dataclasses.replace(online, params=params), batch.obs, key)
+        distribution = for_space(self.spec.action, action_params, batch.action_mask)
+        loss = -weighted_sum(distribution.log_prob(batch.action), batch.weight)
+        entropy = jax.lax.stop_gradient(weighted_sum(distribution.entropy(), batch.weight))
+        return loss, Aux({"entropy": entropy}, stats)
+
+    def policy(self, state: OffPolicyState) -> Greedy:
+        """The most probable action."""
+        return Greedy(self.collect_policy(state))
+
+    def collect_policy(self, state: OffPolicyState) -> NetworkPolicy:
+        """Actions drawn from the cloned distribution."""
+        return NetworkPolicy(state.copies.online, state.normalizers.obs, self._network, self.spec)
+
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
+        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
+        return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
+
+    def _action_params(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
+        """The parameters of the distribution, and the network's statistics; a recurrent network stays in evaluation mode."""
+        if isinstance(obs, SequenceObs):
+            action_params, _ = unroll_sequences(self._network, variables, obs)
+            return action_params, None
+        (action_params, _), _, stats = self._network.apply(variables, obs, train=True, key=key)
+        return action_params, stats
+
+    @property
+    def _network(self) -> Any:
+        assert self.network is not None, "__post_init__ sets the default"
+        return self.network

@@ -1,0 +1,104 @@
+"""Conservative Q-learning of Discrete actions, on DQN (Kumar et al. 2020, arXiv:2006.04779)."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.agents.q_learning import QAgent, fold, value_terms
+from polyak.core.struct import check_settings, number, setting, struct
+from polyak.core.types import PyTree, Scalar, Variables
+from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
+from polyak.networks.heads import QValues
+from polyak.networks.q_network import check_q_network, q_network_or_default
+from polyak.ops.distributions.discrete import where_allowed
+from polyak.ops.gradient_step import Aux
+from polyak.ops.losses import best_action, huber, of_action, weighted_sum
+from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.sequences import SequenceObs
+from polyak.replay.uniform import UniformReplay
+
+
+@struct(kw_only=True)
+class DiscreteCQL(QAgent):
+    """CQL for Discrete and MultiDiscrete actions, learned from a data set; see `polyak.train.offline`.
+
+        L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) + α_c (log Σ_b exp Q_θ(s, b) - Q_θ(s, a)) ],
+        a' = argmax_a Q_θ(s', a)
+
+    DQN with the term CQL(H), which lowers the values of all actions but those of the data. Without `double`, a' is the best
+    action by Q_target itself. Where the environment has an action mask, a' and b are allowed actions.
+
+    Attributes:
+        network: a network that returns `(q, value)`, such as `polyak.MLP(head=polyak.QValues(dueling=True))`; None takes
+            `NatureCNN` for images, else `MLP`. The loss applies the network in training mode (dropout, batch normalization),
+            except for recurrent networks.
+        replay: a `UniformReplay`, a `PrioritizedReplay`, or a `SequenceReplay` for recurrent networks.
+        huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
+        cql_weight: α_c, the weight of the conservative term; 0 is DQN.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box, Discrete, EnvSpec
+    >>> agent = DiscreteCQL(EnvSpec(Box([-1.0], [1.0]), Discrete(2)))
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
+    huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
+    cql_weight: Scalar = number(default=1.0, at_least=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "network", q_network_or_default("DiscreteCQL", self.network, self.spec, QValues(), recurrent=True)
+        )
+        check_settings(self)
+        check_sequences("DiscreteCQL", self.network, self.replay, self.num_steps)
+        self._check_together()
+
+    def check_network(self, variables: Variables) -> None:
+        """Check that the network returns `(q, value)`."""
+        check_q_network(self._network, variables, self.spec)
+
+    def loss(
+        self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, ""], Aux]:
+        """The loss of a batch whose weights sum to 1, and its terms; `priority` is |δ| of each sample.
+
+        Args:
+            params: θ.
+            online: the online network's variables; their parameters are not used.
+            target: the target network's.
+            key: for noise and dropout.
+        """
+        online = dataclasses.replace(online, params=params)
+        values, stats = self._values(online, batch.obs, fold(key, 0), train=True)
+        q = of_action(values, batch.action)
+        td_error = self.td_target(batch, online=online, target=target, key=key) - q
+        allowed = values if batch.action_mask is None else where_allowed(values, batch.action_mask)
+        gap = jax.nn.logsumexp(allowed, axis=1) - q
+        terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
+        terms["cql_gap"] = jax.lax.stop_gradient(weighted_sum(gap, batch.weight))
+        return weighted_sum(huber(td_error, self.huber_delta) + self.cql_weight * gap, batch.weight), Aux(terms, stats)
+
+    def td_target(
+        self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
+    ) -> Float[Array, " N"]:
+        """The target r + γ^m Q_target(s', a'), without a gradient; arguments as for `loss`."""
+        target_q, _ = self._values(target, batch.next_obs, fold(key, 1))
+        q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else target_q
+        next_q = of_action(target_q, best_action(q, batch.next_action_mask))
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
+
+    def _values(
+        self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
+    ) -> tuple[Float[Array, "N n"], PyTree]:
+        """The values of all actions, and the network's statistics; a recurrent network stays in evaluation mode."""
+        if isinstance(obs, SequenceObs):
+            q, _ = unroll_sequences(self._network, variables, obs)
+            return q, None
+        (q, _), _, stats = self._network.apply(variables, obs, train=train, key=key)
+        return q, stats

@@ -1,0 +1,110 @@
+"""TD3+BC: TD3 whose actor stays near the actions of the data (Fujimoto and Gu 2021, arXiv:2106.06860)."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.agents.delayed_actor import DelayedActorAgent
+from polyak.agents.off_policy import OffPolicyState
+from polyak.core.struct import check_settings, choice, number, setting, struct
+from polyak.core.types import PyTree, Scalar, Variables
+from polyak.learning.actor_critic_updates import action_dimensions, check_critics
+from polyak.networks.actor import Actor
+from polyak.networks.critics import Critics
+from polyak.ops.gradient_step import Aux
+from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.noise import GaussianNoise
+from polyak.policies.sde import check_no_sde
+from polyak.replay.replay import Transition
+
+
+@struct(kw_only=True)
+class TD3BC(DelayedActorAgent):
+    """TD3+BC for Box actions, learned from a data set; see `polyak.train.offline`.
+
+        L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
+                                                    a' = clip(π_target(s') + clip(ε, ±c), ±1),  ε ~ N(0, σ²)
+        J(φ) = E[ λ Q_θ1(s, π_φ(s)) - |π_φ(s) - a|² / dim A ],    λ = α / E|Q_θ1(s, π_φ(s))|
+
+    Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. The paper normalizes observations, `normalize_obs=True`
+    in the preset. ReBRAC (Tarasov et al. 2023, arXiv:2305.09836) is this agent with `critics=Critics((256, 256, 256),
+    norm="layer")`, a wider actor, larger batches and the weight β of its actor's penalty: α = dim A / β; without its penalty of
+    the critics.
+
+    Attributes:
+        actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
+            `Actor(std="fixed")`. In its own loss it is in training mode (dropout, batch normalization).
+        critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
+        q_weight: α, the weight of the value against the data's actions.
+        normalize_q: False takes λ = α.
+        exploration_noise: standard deviation of the noise on actions that are collected online, a number or a schedule; 0
+            disables the noise.
+
+    Raises:
+        TypeError, ValueError: a setting is out of range; the message names it.
+
+    >>> from polyak.core.spaces import Box, EnvSpec
+    >>> from polyak.replay.uniform import UniformReplay
+    >>> agent = TD3BC(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), replay=UniformReplay(10_000))
+    >>> state = agent.init(jax.random.key(0))
+    """
+
+    q_weight: Scalar = number(default=2.5, at_least=0)
+    normalize_q: bool = choice(default=True, choices=(True, False))
+    exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
+    learning_rate: Schedule = 3e-4
+
+    def __post_init__(self) -> None:
+        self._check_boxes()
+        self._set_networks(Actor(std="fixed"), Critics())
+        check_settings(self)
+        self._check_together()
+        check_no_sde("TD3BC", self._actor)
+
+    def check_critics(self, variables: Variables) -> None:
+        """Check that critics return `(q, None)`."""
+        check_critics(self._critics, variables, self.spec_of("critic"))
+
+    def collect_policy(self, state: OffPolicyState) -> GaussianNoise | DiscountedReturn:
+        """The actor's action with Gaussian noise."""
+        policy = self._network_policy(state, state.copies.actor.online)
+        noisy = GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps))
+        return DiscountedReturn(noisy, self.gamma) if self.normalize_reward == "return" else noisy
+
+    def td_target(
+        self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
+    ) -> Float[Array, " N"]:
+        """The target y, without a gradient; arguments as for `critic_loss`."""
+        noise_key, dropout_key = jax.random.split(key)
+        next_action = self._smooth(self.deterministic_action(target_actor, batch.next_obs), noise_key)
+        next_q = jnp.min(self.q_values(target, batch.next_obs, next_action, dropout_key), axis=1)
+        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
+
+    def actor_loss(
+        self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables, key: PRNGKeyArray | None = None
+    ) -> tuple[Float[Array, ""], Aux]:
+        """-J(φ) of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            params: φ.
+            actor: the actor; its parameters are not used.
+            critics: the online critics.
+            key: for dropout.
+        """
+        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
+        action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
+        q = self.q_values(critics, batch.obs, action)[:, 0]
+        scale = weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight) if self.normalize_q else jnp.ones(())
+        errors = jax.tree.map(lambda x, y: jnp.sum(jnp.square(x - y).reshape(len(x), -1), axis=1), action, batch.action)
+        distance: Any = sum(jax.tree.leaves(errors)) / action_dimensions(self.spec)
+        loss = weighted_sum(distance - self.q_weight / scale * q, batch.weight)
+        return loss, Aux({"bc_loss": jax.lax.stop_gradient(weighted_sum(distance, batch.weight))}, stats)
+
+    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=True)

@@ -1,0 +1,7 @@
+"""Presets of TD3+BC, by environment."""
+
+from polyak.presets.preset import Preset
+
+DEFAULT = Preset(1_000_000, 8, {"normalize_obs": True}, "the paper's")
+
+PRESETS: dict[str, Preset] = {}

@@ -1,0 +1,306 @@
+"""BC, TD3+BC, IQL and CQL: their losses against slow versions, and what they learn from data."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from polyak.envs.autoreset import AutoReset
+from polyak.ops.schedules import StepCount
+from polyak.replay.replay import Transition
+from tests.agents.maze import DEAD_END, GOAL, Maze, recorded
+
+KEY = jax.random.key(0)
+OBS = Box([-9.0] * 3, [9.0] * 3)
+BOX = EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2))
+DISCRETE = EnvSpec(OBS, Discrete(4))
+REPLAY = polyak.UniformReplay(64)
+NEAR = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def make_batch(spec, n=8, seed=0):
+    rng = np.random.default_rng(seed)
+    action = rng.integers(4, size=n) if spec is DISCRETE else np.tanh(rng.normal(size=(n, 2)))
+    arrays = {"obs": rng.normal(size=(n, 3)), "next_obs": rng.normal(size=(n, 3)), "reward": rng.normal(size=n)}
+    arrays |= {"discount": 0.9 * (rng.random(n) < 0.7), "weight": np.full(n, 1 / n)}
+    fields = {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
+    action = jnp.asarray(action, jnp.int32 if spec is DISCRETE else jnp.float32)
+    return Transition(action=action, action_mask=None, next_action_mask=None, index=jnp.arange(n, dtype=jnp.int32), **fields)
+
+
+def small_bc(spec, **settings):
+    return polyak.BC(spec, polyak.MLP((5,)), replay=REPLAY, **settings)
+
+
+def small_iql(spec):
+    return polyak.IQL(spec, critics=polyak.Critics((5,)), value=polyak.MLP((5,)), replay=REPLAY)
+
+
+def small_cql(**settings):
+    return polyak.CQL(BOX, polyak.Actor((5,)), polyak.Critics((5,)), replay=REPLAY, num_action_samples=3, **settings)
+
+
+def small_td3_bc():
+    return polyak.TD3BC(BOX, polyak.Actor((5,), std="fixed"), polyak.Critics((5,)), replay=REPLAY, policy_delay=1)
+
+
+# BC
+
+
+def test_the_loss_of_bc_is_the_negative_log_likelihood():
+    agent, batch = small_bc(BOX), make_batch(BOX)
+    params = agent.init(KEY).copies.online.params
+    params["policy"]["log_std"]["all"] = jnp.array([0.3, -0.7])
+    loss, aux = agent.loss(params, batch, online=agent.init(KEY).copies.online)
+    tree = jax.tree.map(np.float64, params)
+    hidden = np.tanh(
+        np.asarray(batch.obs) @ tree["actor"]["dense"]["layers"][0]["kernel"] + tree["actor"]["dense"]["layers"][0]["bias"]
+    )
+    mean = hidden @ tree["policy"]["linear"]["kernel"] + tree["policy"]["linear"]["bias"]
+    log_std = tree["policy"]["log_std"]["all"]
+    log_prob = -0.5 * ((np.asarray(batch.action) - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(loss, -log_prob.sum(axis=1).mean(), **NEAR)
+    np.testing.assert_allclose(aux.terms["entropy"], (0.5 * np.log(2 * np.pi * np.e) + log_std).sum(), **NEAR)
+
+
+def test_the_loss_of_bc_of_discrete_actions_is_the_cross_entropy():
+    agent, batch = small_bc(DISCRETE), make_batch(DISCRETE)
+    online = agent.init(KEY).copies.online
+    (params, _), _, _ = agent.network.apply(online, batch.obs)
+    logits = np.float64(jax.tree.leaves(params)[0])
+    wanted = np.mean([np.log(np.exp(row).sum()) - row[a] for row, a in zip(logits, batch.action, strict=True)])
+    np.testing.assert_allclose(agent.loss(online.params, batch, online=online)[0], wanted, **NEAR)
+
+
+def test_bc_has_no_use_for_priorities():
+    with pytest.raises(ValueError, match="BC: replay must draw uniformly, as there is no TD error"):
+        polyak.BC(BOX, replay=polyak.PrioritizedReplay(64))
+
+
+ACTIONS = {
+    "MultiDiscrete": MultiDiscrete([2, 3]),
+    "MultiBinary": MultiBinary((3,)),
+    "tree": Dict({"steer": Box([-1.0], [1.0]), "gear": Discrete(3)}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ACTIONS)
+def test_bc_clones_every_kind_of_action(name):
+    """The action is a function of the sign of the observation, and so is the greedy action of the clone."""
+    spec = EnvSpec(Box([-1.0], [1.0]), ACTIONS[name])
+    sign = np.arange(200) % 2
+    actions = {
+        "MultiDiscrete": np.stack([sign, 2 * sign], axis=1),
+        "MultiBinary": np.stack([sign, 1 - sign, sign], axis=1),
+        "tree": {"steer": (sign - 0.5)[:, None], "gear": 2 * sign},
+    }[name]
+    data = polyak.data.load(
+        {
+            "observations": np.float32(2 * sign - 1)[:, None],
+            "actions": actions,
+            "rewards": np.zeros(200),
+            "terminations": np.ones(200),
+        },
+        spec=spec,
+    )
+    agent = polyak.BC(dataclasses.replace(spec, action_scaling="rescale"), polyak.MLP((16,)), batch_size=64, learning_rate=1e-2)
+    result = polyak.train.offline(agent, data, gradient_steps=300, progress=False)
+    for wanted in (0, 1):
+        got, _ = result.policy.predict(np.float32([2 * wanted - 1]))
+        want = jax.tree.map(lambda x, wanted=wanted: np.asarray(x)[wanted], actions)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=0.1), got, want)
+
+
+@pytest.mark.slow
+def test_bc_with_a_recurrent_network_remembers():
+    """The action at every later step is the first observation, which is not seen again."""
+    length, count = 5, 60
+    sign = np.arange(count) % 2
+    obs = np.zeros((count, length, 1), np.float32)
+    obs[:, 0, 0] = 2 * sign - 1
+    ends = np.tile(np.arange(length) == length - 1, count)
+    arrays = {"observations": obs.reshape(-1, 1), "actions": np.repeat(sign, length), "rewards": np.zeros(count * length)}
+    spec = EnvSpec(Box([-1.0], [1.0]), Discrete(2))
+    data = polyak.data.load(arrays | {"terminations": ends}, spec=spec)
+    replay = polyak.SequenceReplay(1_000, sequence_length=10)
+    agent = polyak.BC(spec, polyak.GRU(16), replay=replay, batch_size=16, learning_rate=1e-2)
+    result = polyak.train.offline(agent, data, gradient_steps=400, progress=False)
+    for wanted in (0, 1):
+        carry, actions = None, []
+        for step in range(length):
+            action, carry = result.policy.predict(np.float32([2 * wanted - 1 if step == 0 else 0]), carry)
+            actions.append(int(action))
+        assert actions == [wanted] * length
+
+
+# IQL
+
+
+def test_the_losses_of_iql_with_discrete_actions_are_sums_over_the_data():
+    agent, batch = small_iql(DISCRETE), make_batch(DISCRETE)
+    copies = agent.init(KEY).copies
+    other = agent.init(jax.random.key(1)).copies
+    rows = np.arange(8)
+    q, target = (np.float64(agent.q_values(x.critics.online, batch.obs, None))[rows, :, batch.action] for x in (copies, other))
+    v, next_v = (np.float64(agent.value.apply(copies.value.online, x)[0][1]) for x in (batch.obs, batch.next_obs))
+    u = target.min(axis=1) - v
+    arguments = {"value": copies.value.online, "target": other.critics.online}
+    loss, _ = agent.value_loss(copies.value.online.params, batch, **arguments)
+    np.testing.assert_allclose(loss, np.mean(np.where(u < 0, 0.3, 0.7) * u**2), **NEAR)
+    y = np.float64(batch.reward) + np.float64(batch.discount) * next_v
+    critics = copies.critics.online
+    loss, _ = agent.critic_loss(critics.params, batch, critics=critics, value=copies.value.online, key=KEY)
+    np.testing.assert_allclose(loss, np.mean(((y[:, None] - q) ** 2).sum(axis=1)), **NEAR)
+    logits = np.float64(jax.tree.leaves(agent.actor.apply(copies.actor.online, batch.obs)[0][0])[0])
+    log_prob = logits[rows, batch.action] - np.log(np.exp(logits).sum(axis=1))
+    loss, _ = agent.actor_loss(copies.actor.online.params, batch, actor=copies.actor.online, critics=critics, **arguments)
+    np.testing.assert_allclose(loss, -np.mean(np.minimum(np.exp(3 * u), 100) * log_prob), **NEAR)
+
+
+# CQL
+
+
+def test_the_critics_loss_of_cql_is_that_of_a_slow_version():
+    """With the actions a_k and their densities given, in NumPy and float64."""
+    agent, batch = small_cql(cql_weight=2.0, entropy_in_target=True), make_batch(BOX)
+    copies, target = agent.init(KEY).copies, agent.init(jax.random.key(1)).copies.critics.online
+    critics, actor = copies.critics.online, copies.actor.online
+    loss, aux = agent.critic_loss(
+        critics.params, batch, critics=critics, target=target, actor=actor, alpha=jnp.float32(0.2), key=KEY
+    )
+    target_key, _, sample_key = jax.random.split(KEY, 3)
+    actions, log_density = agent.sample_actions(actor, batch, sample_key)
+    assert actions.shape == (9, 8, 2) and np.abs(actions).max() <= 1
+    np.testing.assert_allclose(log_density[6:], -2 * np.log(2), rtol=1e-6)  # uniform in [-1, 1]²
+    draw, _ = agent.draw_actions(actor, batch.next_obs, None, jax.random.split(target_key)[0])
+
+    def q_of(variables, obs, action):
+        return np.float64(agent.q_values(variables, obs, jnp.asarray(action)))
+
+    soft = q_of(target, batch.next_obs, draw.action).min(axis=1) - 0.2 * np.float64(draw.log_prob)
+    y = np.float64(batch.reward) + np.float64(batch.discount) * soft
+    total = 0.0
+    for row in range(8):
+        for critic in range(2):
+            q = q_of(critics, batch.obs, batch.action)[row, critic]
+            samples = [np.exp(q_of(critics, batch.obs, actions[k])[row, critic] - float(log_density[k, row])) for k in range(9)]
+            total += 0.5 * (q - y[row]) ** 2 + 2.0 * (np.log(np.mean(samples)) - q)
+    np.testing.assert_allclose(loss, total / 8, rtol=1e-4)
+    assert aux.terms["priority"].shape == (8,)
+
+
+def test_the_samples_estimate_the_integral_over_actions():
+    """log ∫ exp Q da of a critic that does not see the action is Q + dim A log 2."""
+    agent, batch = small_cql(), make_batch(BOX)
+    copies = agent.init(KEY).copies
+    critics = copies.critics.online
+    kernel = critics.params["layers"][0]["linear"]["kernel"].at[:, 3:].set(0.0)
+    critics.params["layers"][0]["linear"]["kernel"] = kernel
+    many = dataclasses.replace(agent, num_action_samples=4_000)
+    samples = many.sample_actions(copies.actor.online, batch, KEY)
+    got = many.log_mean_exp(critics, batch.obs, *samples)
+    q = agent.q_values(critics, batch.obs, batch.action)
+    np.testing.assert_allclose(got, q + 2 * np.log(2), atol=0.05)
+
+
+def test_discrete_cql_leaves_out_actions_that_are_not_allowed():
+    spec = dataclasses.replace(DISCRETE, has_action_mask=True)
+    agent = polyak.DiscreteCQL(spec, polyak.MLP((5,)), replay=REPLAY, double=False)
+    online, batch = agent.init(KEY).copies.online, make_batch(DISCRETE)
+    mask = jnp.zeros((8, 4), bool).at[jnp.arange(8), batch.action].set(True)
+    masked = dataclasses.replace(batch, action_mask=mask, next_action_mask=mask)
+    _, aux = agent.loss(online.params, masked, online=online, target=online)
+    np.testing.assert_allclose(aux.terms["cql_gap"], 0.0, atol=1e-6)  # the data's action alone is allowed
+
+
+# All of them
+
+AGENTS = {
+    "bc": lambda: (small_bc(BOX), BOX),
+    "td3_bc": lambda: (small_td3_bc(), BOX),
+    "iql": lambda: (small_iql(BOX), BOX),
+    "iql_discrete": lambda: (small_iql(DISCRETE), DISCRETE),
+    "cql": lambda: (small_cql(), BOX),
+    "discrete_cql": lambda: (polyak.DiscreteCQL(DISCRETE, polyak.MLP((5,)), replay=REPLAY), DISCRETE),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_samples_without_weight_change_no_bit(name):
+    agent, spec = AGENTS[name]()
+    batch, copies = make_batch(spec), agent.init(KEY).copies
+    weight = jnp.where(jnp.arange(8) < 6, 1 / 6, 0.0)
+    batch = dataclasses.replace(batch, weight=weight)
+
+    def changed(x):
+        return x.at[6:].set(0) if x.dtype == jnp.int32 else x.at[6:].set(0.5)
+
+    names = ("obs", "next_obs", "reward", "discount", "action")
+    other = dataclasses.replace(batch, **{name: changed(getattr(batch, name)) for name in names})
+    step = jax.jit(
+        lambda copies, batch: agent.train_step(copies, batch, KEY, jnp.array(True), env_steps=StepCount.of(0), axis_name=None)
+    )
+    (one, log), (two, _) = step(copies, batch), step(copies, other)
+    assert np.asarray(log.applied).all()
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(one), jax.tree.leaves(two))
+
+
+# What they learn
+
+CRITICS = polyak.Critics((32,))
+# Before the critics fit, the actor would follow their first slope to the bound, where tanh is flat.
+SLOW_ACTOR = {"actor_learning_rate": 5e-4}
+
+
+def train(agent, data, steps, settings, env=None):
+    settings = {"batch_size": 64, **settings}
+    return polyak.train.offline(
+        agent, data, gradient_steps=steps, settings=settings, env=env, eval_episodes=2 if env else None, progress=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agent", "solves"), [("bc", False), ("iql", True), ("discrete_cql", True)])
+def test_parts_of_episodes_are_joined(agent, solves):
+    """No episode of the data leads from the start to the goal."""
+    data = recorded()
+    begins = [tuple(episode.obs[0] + 1) for episode in data.episodes]
+    ends = [tuple(episode.obs[-1] + 1) for episode in data.episodes]
+    assert set(zip(begins, ends, strict=True)) == {((0.0, 1.0), DEAD_END), ((2.0, 0.0), GOAL)}
+    settings = {"learning_rate": 3e-3, "gamma": 0.9}
+    small = {"critics": CRITICS, "actor": polyak.Actor((32,)), "value": polyak.MLP((32,))}
+    settings |= small | {"expectile": 0.9, "inverse_temperature": 10.0} if agent == "iql" else {"network": polyak.MLP((32,))}
+    settings |= {"cql_weight": 0.1, "target_period": 50} if agent == "discrete_cql" else {}
+    result = train(agent, data, 1_500, settings, env=AutoReset(Maze(), num_envs=2))
+    assert (result.evaluation.mean_return == 1.0) is solves
+
+
+@pytest.fixture(scope="module")
+def bandit():
+    """Episodes of one step; the reward is highest at the action 0.5, and the data are uniform around 0."""
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, size=(2_000, 1))
+    arrays = {"observations": rng.normal(size=(2_000, 2)), "actions": actions, "terminations": np.ones(2_000)}
+    return polyak.data.load(arrays | {"rewards": 2 - 8 * (actions[:, 0] - 0.5) ** 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "settings", "low", "high"),
+    [
+        ("bc", {"network": polyak.MLP((32,))}, -0.15, 0.15),
+        ("td3_bc", {"q_weight": 5.0, "actor": polyak.Actor((32,), std="fixed"), "critics": CRITICS} | SLOW_ACTOR, 0.3, 0.7),
+        ("iql", {"expectile": 0.9, "value": polyak.MLP((32,)), "critics": CRITICS}, 0.3, 0.7),
+        ("cql", {"cql_weight": 0.1, "num_action_samples": 3, "actor": polyak.Actor((32,)), "critics": CRITICS}, 0.3, 0.7),
+    ],
+)
+def test_agents_improve_on_the_actions_of_the_data(agent, settings, low, high, bandit):
+    result = train(agent, bandit, 1_000, settings | {"learning_rate": 3e-3})
+    actions = [result.policy.predict(obs)[0].item() for obs in bandit.obs[:20]]
+    assert low < np.mean(actions) < high
