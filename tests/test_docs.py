@@ -97,7 +97,7 @@ def test_public_names_stand_in_the_api_reference():
     reference = "\n".join(text for name, text in PAGES.items() if name.startswith("docs/api/"))
     listed = set(re.findall(r"^(?:::: |        - )([\w.]+)$", reference, re.MULTILINE))
     listed = {name.rpartition(".")[2] for name in listed}
-    rooms = {"envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train"}
+    rooms = {"data", "envs", "importers", "loops", "policies", "presets", "replay", "schedules", "train"}
     wanted = set(polyak.__all__) - rooms
     for room in (getattr(polyak, name) for name in rooms):
         wanted |= {name for name in room.__all__ if inspect.isroutine(value := getattr(room, name)) or inspect.isclass(value)}

@@ -365,7 +365,7 @@ def test_usage_errors_name_the_flag(words, message, run, command, workdir):
         (
             '"loop": "host"',
             '"loop": "hosts"',
-            "loop must be one of 'compiled', 'host', 'distributed', 'asynchronous', got 'hosts'",
+            "loop must be one of 'compiled', 'host', 'distributed', 'asynchronous', 'offline', got 'hosts'",
         ),
         ('"seed": 0', '"seed": -1', "seed must be an integer in [0, 4294967295], got -1"),
         ('"env": "CartPole-v1"', '"env": "planted:CartPole-v1"', "would import 'planted'"),

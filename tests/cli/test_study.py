@@ -4,15 +4,15 @@ import sys
 
 import pytest
 
-from polyak.agents import AGENTS
+from polyak.presets.spaces import SPACES
 
 pytest.importorskip("optuna")
 
 
-def test_the_list_has_the_space_of_every_algorithm(command):
+def test_the_list_has_every_space(command):
     code, out, err = command("study --list")
     assert (code, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == sorted(AGENTS)
+    assert [line.split()[0] for line in out.splitlines() if not line.startswith(" ")] == sorted(SPACES)
     assert "learning_rate 1e-05 to 0.002 (log)" in out and "hidden [64] | [64,64] | [256,256]" in out
 
 

@@ -362,7 +362,7 @@ def test_commands_that_start_in_the_same_second_have_directories_of_their_own(mo
     names = []
     for process in (1, 2):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
-        names.append(new_run._run_directory("ppo", "CartPole-v1", seed=0))
+        names.append(new_run.run_directory("ppo", "CartPole-v1", seed=0))
     assert names[0] != names[1] and names[0].name.startswith("ppo-CartPole-v1-0-20260101-000000")
 
 

@@ -7,11 +7,19 @@ from polyak.presets import PRESETS
 from polyak.presets.spaces import SPACES
 from polyak.studies.space import PARTS, Choices, Range, read_space
 
+FROM_DATA = {"bc", "cql", "discrete_cql", "iql", "td3_bc"}
 
-def test_every_algorithm_with_a_preset_has_a_space_of_settings_within_the_agent_s_bounds():
-    assert SPACES.keys() == AGENTS.keys() >= {algorithm for algorithm, _ in PRESETS}
-    for name in AGENTS:
+
+def test_every_algorithm_that_learns_in_environments_has_a_space_of_settings_within_the_agent_s_bounds():
+    assert SPACES.keys() == AGENTS.keys() - FROM_DATA >= {algorithm for algorithm, _ in PRESETS}
+    for name in SPACES:
         assert {"learning_rate", "gamma", "hidden"} & read_space(name, "preset").keys()
+
+
+def test_an_algorithm_without_a_space_needs_a_file():
+    with pytest.raises(ValueError, match=r"study: there is no space of bc; pass a TOML file"):
+        read_space("bc", "preset")
+    assert list(read_space("bc", {"learning_rate": [1e-3, 1e-4]})) == ["learning_rate"]
 
 
 def test_a_file_has_ranges_choices_and_a_group(tmp_path):

@@ -3,6 +3,6 @@
 from polyak.presets.preset import Preset
 
 # The actor's learning rate of the paper; a higher one follows errors of the values.
-DEFAULT = Preset(1_000_000, 8, {"actor_learning_rate": 1e-4}, "the paper's")
+DEFAULT = Preset(1_000_000, 8, {"actor_learning_rate": 1e-4}, "CQL for Box actions, learned from a data set")
 
 PRESETS: dict[str, Preset] = {}

@@ -2,6 +2,6 @@
 
 from polyak.presets.preset import Preset
 
-DEFAULT = Preset(1_000_000, 8, {"normalize_obs": True}, "the paper's")
+DEFAULT = Preset(1_000_000, 8, {"normalize_obs": True}, "TD3+BC for Box actions, learned from a data set")
 
 PRESETS: dict[str, Preset] = {}

@@ -167,6 +167,8 @@ def read_space(algorithm: str, source: str | os.PathLike[str] | Mapping[str, Any
         raise ValueError(unknown_name(algorithm, AGENTS, "algorithm"))
     if isinstance(source, Mapping):
         name, table = "space", dict(source)
+    elif os.fspath(source) == "preset" and algorithm not in SPACES:
+        raise ValueError(f"study: there is no space of {algorithm}; pass a TOML file, or use one of {', '.join(SPACES)}")
     elif os.fspath(source) == "preset":
         name, table = "space", dict(SPACES[algorithm])
     else:
