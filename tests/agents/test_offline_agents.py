@@ -76,6 +76,11 @@ def test_the_loss_of_bc_of_discrete_actions_is_the_cross_entropy():
     np.testing.assert_allclose(agent.loss(online.params, batch, online=online)[0], wanted, **NEAR)
 
 
+def test_bc_does_not_clone_its_own_actions():
+    with pytest.raises(ValueError, match=r"BC: learns from recorded actions alone; use polyak\.train\.offline, or .* bc --data DATA"):
+        polyak.train.run("bc", "jax/CartPole-v1", env_steps=100, progress=False)
+
+
 def test_bc_has_no_use_for_priorities():
     with pytest.raises(ValueError, match="BC: replay must draw uniformly, as there is no TD error"):
         polyak.BC(BOX, replay=polyak.PrioritizedReplay(64))

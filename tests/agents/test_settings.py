@@ -31,10 +31,10 @@ WRONG = {
     "optimizer": ("adam", 3e-4),
     **dict.fromkeys(("actor_obs", "critic_obs"), ("state", 3, ())),
     "replay": ("prioritized", 3, SequenceReplay()),
-    **dict.fromkeys(("network", "actor", "critics"), NO_NETWORK),
+    **dict.fromkeys(("network", "actor", "critics", "value"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
     **dict.fromkeys(("target_period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
-    **dict.fromkeys(("max_skipped_updates", "num_quantiles"), (0, *NO_COUNT)),
+    **dict.fromkeys(("max_skipped_updates", "num_quantiles", "num_action_samples"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
     **dict.fromkeys(("dropped_quantiles",), NO_COUNT),
     "num_atoms": (1, *NO_COUNT),
@@ -43,13 +43,13 @@ WRONG = {
     **dict.fromkeys(("adam_eps", "rms_eps", "max_grad_norm", "max_dqda", "clip_obs", "clip_reward"), NOT_POSITIVE),
     **dict.fromkeys(("clip_range_vf", "clip_log_prob", "rho_clip", "target_kl"), NOT_POSITIVE),
     **dict.fromkeys(("kl_beta", "kl_target", "kl_cutoff_coef", "kl_cutoff_factor"), NOT_POSITIVE),
-    **dict.fromkeys(("initial_alpha", "reward_scale", "updates_per_step"), NOT_POSITIVE),
+    **dict.fromkeys(("initial_alpha", "reward_scale", "updates_per_step", "max_weight"), NOT_POSITIVE),
     **dict.fromkeys(("alpha", "ent_coef", "vf_coef", "l2_policy", "l2_value", "l2_shared"), (-0.1, *NO_NUMBER)),
-    **dict.fromkeys(("c_clip", "huber_delta"), (-0.1, *NO_NUMBER)),
+    **dict.fromkeys(("c_clip", "huber_delta", "cql_weight", "inverse_temperature", "q_weight"), (-0.1, *NO_NUMBER)),
     **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),
     "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
-    **dict.fromkeys(("tau", "theta"), (0.0, *NO_SHARE)),
+    **dict.fromkeys(("tau", "theta", "expectile"), (0.0, *NO_SHARE)),
     "epsilon": NO_SHARES,
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "alpha_learning_rate", "clip_range", "temperature"), NO_RATE),
     **dict.fromkeys(("v_min", "v_max"), NO_NUMBER),
@@ -58,6 +58,7 @@ WRONG = {
     "normalize_reward": NO_NAME,
     **dict.fromkeys(("normalize_obs", "double", "shared_encoder", "squash"), NO_SWITCH),
     **dict.fromkeys(("histograms", "recompute_values", "normalize_advantage"), NO_SWITCH),
+    **dict.fromkeys(("entropy_in_target", "normalize_q"), NO_SWITCH),
 }
 
 
@@ -121,4 +122,4 @@ def test_defaults_discount_and_keep_a_target_that_differs_from_the_online_networ
         assert 0.9 <= used["gamma"] < 1
         if "tau" in used:
             assert 0 < used["tau"] <= 1 <= used["target_period"] and (used["tau"] < 1 or used["target_period"] > 1)
-        assert ("tau" in used) == ("target_period" in used) == ("replay" in used)
+        assert ("tau" in used) == ("target_period" in used) == ("replay" in used and algorithm != "bc")

@@ -150,6 +150,6 @@ def test_directories_that_begin_with_a_dot_hold_no_runs(tmp_path):
 def test_every_setting_of_a_run_has_an_effect_or_is_listed_as_without():
     with_effect = {"algorithm", "env", "num_envs", "loop", "agent", "action_scaling", "env_kwargs", "is_user_env", "user_flags"}
     with_effect |= {"env_options", "workers", "lag", "shared_optimizer", "max_staleness", "max_bad", "on_env_error"}
-    with_effect |= {"min_workers", "learners"}
+    with_effect |= {"min_workers", "learners", "data"}
     fields = {field.name for field in dataclasses.fields(RunConfig)}
     assert with_effect | set(WITHOUT_EFFECT) == fields and not with_effect & set(WITHOUT_EFFECT)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.copies.network_copies import NetworkCopies
+from polyak.core.spaces import check_env_spec
 from polyak.core.struct import check_settings, setting, static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.learning.actor_critic_updates import check_actor
@@ -56,6 +57,7 @@ class BC(OffPolicyAgent):
     replay: Replay = setting(default=UniformReplay(1_000_000), check=partial(check_replay, sequences=True))
 
     def __post_init__(self) -> None:
+        check_env_spec("BC", self.spec)
         is_default = self.network is None and not has_images(self.spec.obs)
         network = MLP((256, 256), activation="relu") if is_default else self.network
         object.__setattr__(self, "network", complete("BC", network, self.spec, PolicyOnly()))
@@ -64,6 +66,14 @@ class BC(OffPolicyAgent):
             raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")
         check_sequences("BC", self.network, self.replay, self.num_steps)
         self._check_together()
+
+    def check(self, num_envs: int, devices: int = 1) -> None:
+        """Reject environments, in which the network would clone its own actions.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA")
 
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
         """The network."""

@@ -344,12 +344,15 @@ def check_images(owner: str, network: Any, spec: EnvSpec) -> None:
         raise ValueError(f"{owner}: NatureCNN needs an image in the observation, {IMAGE}; got {spec.obs}")
 
 
-def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Literal["layer"] | None = None) -> Network:
+def complete(
+    owner: str, network: Any, spec: EnvSpec, head: Head, *, name: str = "network", norm: Literal["layer"] | None = None
+) -> Network:
     """The network of an agent: a built-in network without a head gets `head`; None is `NatureCNN` for images, else `MLP`.
 
     Warns if the default network flattens a large Box.
 
     Args:
+        name: the setting's name, for messages.
         norm: normalization of the default network.
 
     Raises:
@@ -358,13 +361,13 @@ def complete(owner: str, network: Any, spec: EnvSpec, head: Head, *, norm: Liter
     """
     if network is None:
         network = NatureCNN(norm=norm) if has_images(spec.obs) else MLP(norm=norm)
-        warn_of_flat_images(owner, "network", dataclasses.replace(network, head=head), spec)
-    network = check_network(owner, network)
+        warn_of_flat_images(owner, name, dataclasses.replace(network, head=head), spec)
+    network = check_network(owner, network, name)
     check_images(owner, network, spec)
     if not isinstance(network, BuiltInNetwork):
         return network
     if network.head is not None and type(network.head) is not type(head):
-        raise ValueError(f"{owner}: network must have the head {type(head).__name__}, got {network.head!r}")
+        raise ValueError(f"{owner}: {name} must have the head {type(head).__name__}, got {network.head!r}")
     return network if network.head is not None else dataclasses.replace(network, head=head)
 
 
