@@ -38,8 +38,16 @@ def test_a_run_is_trained_on_data_evaluated_and_continued(tmp_path, data, capsys
     assert json.loads((run / "summary.json").read_text())["env_steps"] == 20
     assert main(f"resume {run} --eval-episodes 0".split()) == 0
     assert "finished at 20 gradient steps" in capsys.readouterr().out
-    assert main(f"resume {run} --env-steps 30 --workers 2".split()) == 2
-    assert "must be left out" in capsys.readouterr().err
+    for flag in (
+        "--workers 2",
+        "--learners 2",
+        "--worker-timeout 3",
+        "--env mine:Env",
+        "--agent mine:Agent",
+        "--env-kwargs a=1",
+    ):
+        assert main(f"resume {run} --env-steps 30 {flag}".split()) == 2
+        assert f"{flag.split()[0]} must be left out: {run} learns from data" in capsys.readouterr().err
     action, _ = polyak.load_policy(run).predict(np.zeros(4, np.float32))
     assert action in (0, 1)
 

@@ -17,6 +17,7 @@ from polyak.tracking.names import TrackerName
 
 HELP = {"-h", "--help"}
 EPISODES = 100
+RESUME_FLAGS = {"user", "env_steps", "eval_episodes", "force", "compilation_cache"}
 
 
 @tyro.conf.configure(tyro.conf.DisallowNone)
@@ -87,7 +88,8 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
     ]
     kind = dataclasses.make_dataclass("Flags", groups)
     where = "" if env_id is None else f" and evaluate in {env_id}"
-    description = f"Train {algorithm} on a data set{where}. Defaults: {defaults.source}."
+    named = ", or the preset for the environment that the data name" if env_id is None else ""
+    description = f"Train {algorithm} on a data set{where}. Defaults: {defaults.source}{named}."
     prog = " ".join(["polyak train", algorithm, *([] if env_id is None else [env_id]), "--data DATA"])
     return algorithm, env_id, parse(kind, rest, prog=prog, description=description, owners=owners)
 
@@ -147,12 +149,24 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
         return fail(error)
 
 
+def check_resume_flags(flags: Any, directory: Path) -> None:
+    """Check that flags of `polyak resume` for collecting, and for user-defined code, are left out.
+
+    Raises:
+        UsageError: such a flag is set.
+    """
+    for group in (flags.user, flags):
+        for field in dataclasses.fields(group):
+            if field.name not in RESUME_FLAGS and getattr(group, field.name) is not None:
+                flag = f"--{field.name.replace('_', '-')}"
+                where = "; polyak.resume takes your own agent and environment" if group is flags.user else ""
+                raise UsageError(f"{flag} must be left out: {directory} learns from data{where}")
+
+
 def resume_on_data(run: Any, config: Any, flags: Any) -> int:
     """Continue a run of `train_on_data` that is open for writing; returns the exit code."""
     from polyak.cli.training_run import run_to_exit_code
     from polyak.train.offline_resumption import offline_resumption
 
-    if flags.workers is not None or flags.learners is not None:
-        raise UsageError(f"--workers and --learners must be left out: {run.directory} learns from data")
     with offline_resumption(run, config, None, None, flags.eval_episodes, flags.force) as training:
         return run_to_exit_code(training)

@@ -21,7 +21,7 @@ from polyak.cli.flags import (
 )
 from polyak.cli.imports import ImportFlag
 from polyak.cli.network_flags import NetworkFlags
-from polyak.cli.offline import resume_on_data
+from polyak.cli.offline import check_resume_flags, resume_on_data
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import run_to_exit_code
 from polyak.cli.user_code import read_user_run, with_agent
@@ -119,8 +119,10 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             run.accept_config()
     if _is_finished(directory, flags):
         return 0
-    config = read_config(open_run(directory), flags.user.agent)
-    if config.loop == OFFLINE:
+    if open_run(directory).read_config().get("loop") == OFFLINE:
+        check_resume_flags(flags, directory)
+        config = read_config(open_run(directory))
+        dispatch_synchronously()
         with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
             start_jax(config.threads)
             config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
