@@ -24,7 +24,7 @@ from polyak.networks.heads import PolicyAndValue, PolicyOnly, Quantiles, QValues
 from polyak.networks.pair import ActorAndCritic, RecurrentActorAndCritic
 from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops import schedules
-from polyak.replay import HindsightReplay, PrioritizedReplay, SequenceReplay, UniformReplay
+from polyak.replay import HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
@@ -116,7 +116,7 @@ class RunConfig:
         min_workers: number of workers that training needs; None is all.
         learners: number of processes over which the devices of the compiled loop are split.
         replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
-        data: name of the data set of the offline loop; None in other loops.
+        data: name of the data set, which the offline loop trains on, and other loops keep beside the replay; None without.
     """
 
     algorithm: str
@@ -210,7 +210,7 @@ def config_classes() -> dict[str, type]:
     """Return the classes that a `config.json` may name, including every agent in `AGENTS`."""
     pairs = (ActorAndCritic, RecurrentActorAndCritic, PolicyOnly, ValueOnly)
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
-    replays = (HindsightReplay, PrioritizedReplay, SequenceReplay, UniformReplay)
+    replays = (HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, AGENTS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
 

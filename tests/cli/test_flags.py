@@ -57,6 +57,8 @@ OUT_OF_RANGE = {
     "shared-optimizer": ("no", "maybe"),
     "max-staleness": ("-1", "3"),
     "ray-address": ("auto",),
+    "data": ("none.npz", "none.csv"),
+    "data-share": ("0", "1.5", "0.7"),
     "replay-on": ("disk", "host"),
     "worker-timeout": (*ZERO_TOO, "59"),
     "worker-start-timeout": (*ZERO_TOO, "299"),

@@ -110,3 +110,21 @@ def test_help_shows_the_flags(capsys):
         main(["train", "dqn", "--data", "x", "--help"])
     output = capsys.readouterr().out
     assert exit_.value.code == 0 and "--gradient-steps" in output and "--num-envs" not in output
+
+
+@pytest.mark.slow
+def test_data_stay_beside_the_replay_of_a_training_with_env_steps(tmp_path, data, capsys):
+    run, small = (
+        tmp_path / "run",
+        "--batch-size 8 --learning-starts 20 --num-envs 2 --hidden 8 --capacity 500 --no-compilation-cache",
+    )
+    words = f"train dqn jax/CartPole-v1 --data {data} --env-steps 60 {small} --eval-episodes 0"
+    assert main(f"{words} --run-dir {run} --data-share 0.25".split()) == 0
+    config = json.loads((run / "config.json").read_text())
+    assert (config["loop"], config["data"]) == ("compiled", "cartpole.npz")
+    assert config["agent"]["replay"]["share"] == 0.25
+    assert main(f"resume {run} --env-steps 90 --eval-episodes 0 --no-compilation-cache".split()) == 0
+    assert json.loads((run / "summary.json").read_text())["env_steps"] >= 90
+    capsys.readouterr()
+    assert main(f"{words} --seeds 2 --run-dir {tmp_path / 'seeds'}".split()) == 2
+    assert "must be left out" in capsys.readouterr().err and not (tmp_path / "seeds").exists()

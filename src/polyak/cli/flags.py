@@ -216,6 +216,10 @@ class TrainFlags:
         default_hint("two cores for rollouts of images on the host and for 64 or more JAX environments; else one", "INT"),
     ] = None
     """number of devices (on a CPU: cores) over which the environments are split"""
+    data: Annotated[str | None, default_hint("none", "DATA")] = None
+    """with --env-steps: data set that stays beside the replay, from which a share of each batch is drawn"""
+    data_share: float = 0.5
+    """share of --data in each batch"""
     replay_on: Literal["device", "host"] = "device"
     """memory of the agent's replay: the training device, or the host (not in the compiled loop)"""
     eval_episodes: int = EVAL_EPISODES

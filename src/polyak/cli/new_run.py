@@ -80,6 +80,8 @@ def train_new_run(
         in_parallel = flags.seeds > 1 and loop == "compiled"
         if in_parallel and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices} must be left out with --seeds {flags.seeds}, which train in parallel")
+        if flags.data is not None and (in_parallel or flags.learners > 1):
+            raise UsageError(f"--data {flags.data} must be left out with --learners, and with --seeds that train in parallel")
         learners = _learners(flags, loop)
         if learners is not None:
             leave_accelerators()

@@ -105,9 +105,10 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
     from polyak.storage.checkpoint import CheckpointError
     from polyak.storage.config import ConfigError
     from polyak.storage.run_directory import RunError
+    from polyak.train.agent_data import load_data
     from polyak.train.devices import choose_threads, dispatch_synchronously, start_jax
     from polyak.train.new_training import make_agent
-    from polyak.train.offline import evaluation_envs, load_data, make_offline_agent, prepare_offline, spec_for
+    from polyak.train.offline import evaluation_envs, make_offline_agent, prepare_offline, spec_for
 
     try:
         for name in ("gradient_steps", "eval_max_steps", "report_every", "checkpoint_every", "eval_every", "eval_episodes"):
@@ -119,7 +120,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
         dispatch_synchronously()
         episodes = EPISODES if env_id is not None and flags.eval_episodes is None else flags.eval_episodes
         with evaluation_envs(algorithm, env_id, episodes) as (env, source):
-            data = load_data(flags.data, env)
+            data = load_data("polyak train", flags.data, env)
             settings = changed_settings(agent_settings)
             made: Any = make_agent(algorithm, spec_for(algorithm, data, env), source, flags.gradient_steps, settings)
             made = change_parts(algorithm, made, network_flags, ReplayFlags(), flags.gradient_steps, settings)

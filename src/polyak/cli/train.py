@@ -33,11 +33,12 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         names = f"ALGO: {', '.join(AGENTS)}; ENV: see `polyak list`."
         user = "User-defined code in place of ALGO or ENV: --agent MODULE:NAME, --env MODULE:NAME."
-        data = "From a data set: polyak train ALGO [ENV] --data PATH, where ENV is for evaluation."
+        data = "From a data set: polyak train ALGO [ENV] --data DATA, where ENV is for evaluation; with --env-steps, from both."
         shows = "`polyak train ppo CartPole-v1 --help` shows every flag."
         text = f"polyak train ALGO ENV [flags]\n\n{names}\n{user}\n{data}\n{shows}"
         return print_usage(text, arguments)
-    if _value_of("--data", arguments) is not None or "--data" in arguments:
+    given = {word.partition("=")[0] for word in arguments}
+    if "--data" in given and not given & {"--env-steps", "--data-share"}:
         with without_garbage_collection(is_own_process=is_own_process):
             from polyak.cli.offline import train_on_data
         return train_on_data(arguments, _algorithms_with)

@@ -5,6 +5,7 @@ from typing import Any
 from polyak.core.lazy import lazy_attribute
 from polyak.core.suggestions import missing_from_module
 from polyak.replay.hindsight import HindsightReplay
+from polyak.replay.mixed import MixedReplay
 from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.replay import Replay, ReplayState, Transition
 from polyak.replay.sequences import SequenceObs, SequenceReplay
@@ -12,6 +13,7 @@ from polyak.replay.uniform import UniformReplay
 
 __all__ = [
     "HindsightReplay",
+    "MixedReplay",
     "PrioritizedReplay",
     "Replay",
     "ReplayState",

@@ -84,6 +84,10 @@ class HindsightReplay(Replay):
         """The inner replay has priorities."""
         return self._inner.has_priorities
 
+    def with_capacity(self, capacity: int) -> "HindsightReplay":
+        """The replay with another capacity of the inner replay."""
+        return dataclasses.replace(self, replay=self._inner.with_capacity(capacity))
+
     def for_env(self, owner: str, spec: EnvSpec) -> "HindsightReplay":
         """The replay with the goals of an environment, if it has them.
 

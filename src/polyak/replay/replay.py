@@ -1,6 +1,7 @@
 """The base of replays, settings with pure methods over stored rows, and the transitions that are drawn from a replay."""
 
 import abc
+import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -52,6 +53,7 @@ class ReplayState:
         priorities: the `Priorities` of a `PrioritizedReplay`, which `set_priorities` changes; None in other replays.
         carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
         episodes: the `Episodes` of a `HindsightReplay`, or None.
+        data: the `ReplayState` of the data of a `MixedReplay`, or None.
     """
 
     rows: Rows
@@ -63,6 +65,7 @@ class ReplayState:
     priorities: PyTree = None
     carries: PyTree = None
     episodes: PyTree = None
+    data: PyTree = None
 
     @property
     def capacity(self) -> int:
@@ -143,6 +146,10 @@ class Replay(abc.ABC):
     def has_priorities(self) -> bool:
         """`sample` gives importance weights, and `set_priorities` keeps the TD errors."""
         return False
+
+    def with_capacity(self, capacity: int) -> "Replay":
+        """The replay with another capacity."""
+        return dataclasses.replace(self, capacity=capacity)  # type: ignore[type-var]
 
     def for_env(self, owner: str, spec: EnvSpec) -> "Replay":
         """The replay for an environment.

@@ -22,6 +22,7 @@ from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, run_key, seed_of
 from polyak.storage.run_directory import create
+from polyak.train.agent_data import with_data
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import check_eval_env, close_envs, require_source
 from polyak.train.learners import check_group, check_learners
@@ -253,6 +254,12 @@ def prepare(
     """
     if settings.run_dir is not None and settings.resume_from is not None:
         raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
+    data_name: str | None = None
+    if settings.data is not None:
+        if learners is not None:
+            raise ValueError(f"train.run: data need learners=1, the process that loads them, got {learners.number}")
+        agent, data_set = with_data("train.run", agent, settings.data, env, settings.data_share)
+        data_name = data_set.name
     loop: str = settings.loop
     devices, eval_every, eval_env = settings.devices, settings.eval_every, settings.eval_env
     if devices is None:
@@ -302,6 +309,7 @@ def prepare(
         video_every=settings.video_every,
         track=settings.track,
         checkpoint_replay=settings.checkpoint_replay,
+        data=data_name,
         **workers,
         learners=1 if learners is None else learners.number,
     )

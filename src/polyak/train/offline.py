@@ -14,25 +14,22 @@ from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.data.content import check_spaces
 from polyak.data.data_set import DataSet
-from polyak.data.loading import load
 from polyak.envs.constructors import is_in_jax
 from polyak.envs.source import EnvSource, source_of
 from polyak.loops.agent_check import check_agent, check_callbacks
 from polyak.loops.loop import check_spec
-from polyak.loops.offline_loop import LearnsOffline
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, MAX_EVALUATION_STEPS, OFFLINE, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.tracking.names import TrackerName
+from polyak.train.agent_data import check_learns_from_data, load_data, with_room
 from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, storable
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Training
 
 OWNER = "train.offline"
-# Rows between streams, and those that n-step sums and sequences read, take some more than the data.
-SPARE_ROWS = 128
 
 
 @suggest_arguments(OWNER)
@@ -94,7 +91,7 @@ def offline(
     check_callbacks(OWNER, callbacks)
     check_seed(OWNER, "seed", seed)
     with evaluation_envs(agent, env, eval_episodes) as (made, source):
-        data_set = load_data(data, made)
+        data_set = load_data(OWNER, data, made)
         built = make_offline_agent(agent, data_set, made, gradient_steps, settings)
         training = prepare_offline(
             built,
@@ -138,13 +135,6 @@ def make_evaluation_env(agent: Any, env: Any, episodes: int | None) -> Env | Hos
     return made
 
 
-def load_data(data: Any, env: Env | HostEnv | None) -> DataSet:
-    """Return the data set, loaded if needed, with the spaces of the environment if there is one."""
-    spec = None if env is None else env.spec
-    loaded = data if isinstance(data, DataSet) else load(data, spec=spec)
-    return loaded if spec is None else check_spaces(OWNER, loaded, spec)
-
-
 def make_offline_agent(
     agent: Any, data: DataSet, env: Env | HostEnv | None, gradient_steps: int, settings: Mapping[str, Any] | None
 ) -> Any:
@@ -165,9 +155,7 @@ def make_offline_agent(
         if settings:
             raise ValueError(f"{OWNER}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
         made = agent
-    has_data_methods = isinstance(made, LearnsOffline)
-    if not has_data_methods:
-        raise ValueError(f"{OWNER}: {type(made).__name__} has no replay to learn from data; use an agent with one, such as IQL")
+    check_learns_from_data(OWNER, made)
     if env is not None:
         check_spec(OWNER, made.spec, env.spec)
     check_spaces(OWNER, data, made.spec)
@@ -177,14 +165,6 @@ def make_offline_agent(
 def spec_for(algorithm: str, data: DataSet, env: Env | HostEnv | None) -> EnvSpec:
     """The spec of a named agent: the environment's, or the data's with the scaling that the algorithm needs."""
     return dataclasses.replace(data.spec, action_scaling=action_scaling_of(algorithm)) if env is None else env.spec
-
-
-def with_room(agent: Any, data: DataSet) -> Any:
-    """The agent with a replay of as many rows as the data need."""
-    steps = agent.num_steps
-    rows = data.num_transitions + data.num_episodes + max(2, steps) + SPARE_ROWS
-    capacity = (-(-rows // steps) + 2) * steps
-    return dataclasses.replace(agent, replay=dataclasses.replace(agent.replay, capacity=capacity))
 
 
 def prepare_offline(

@@ -102,6 +102,8 @@ class TrainSettings(CommonSettings):
         devices: number of devices; None is 2, if available, for 64 environments in JAX or images on the host, else 1.
         resume_from: `loop_state` of a result, with `env_steps_done`; a named host environment begins new episodes.
         env_steps_done: env_steps at which the result of `resume_from` ended.
+        data: a data set that stays beside the agent's replay, or the first argument of `polyak.data.load`; see `MixedReplay`.
+        data_share: share of the data in each batch.
     """
 
     key: PRNGKeyArray | None = None
@@ -114,9 +116,18 @@ class TrainSettings(CommonSettings):
     devices: int | None = None
     resume_from: LoopState | None = None
     env_steps_done: int = 0
+    data: Any = None
+    data_share: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.data is None and self.data_share != TrainSettings.data_share:
+            raise ValueError(f"train.run: data_share={self.data_share} needs data")
+        if self.data is not None and (self.resume_from is not None or not self.checkpoint_replay):
+            raise ValueError(
+                "train.run: data must be None with resume_from, whose state has the data, and with checkpoint_replay=False, "
+                "which would lose them"
+            )
         check_callbacks("train", self.callbacks)
         if self.key is not None and self.seed is not None:
             raise ValueError("train.run: pass key or seed, not both")
