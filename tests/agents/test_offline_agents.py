@@ -201,6 +201,24 @@ def test_the_critics_loss_of_cql_is_that_of_a_slow_version():
     assert aux.terms["priority"].shape == (8,)
 
 
+@pytest.mark.parametrize(("target_gap", "sign"), [(-100.0, 1), (100.0, -1)])
+def test_a_learned_weight_of_cql_grows_while_the_gap_is_larger_than_its_target(target_gap, sign):
+    learned = small_cql(target_gap=target_gap, cql_weight=2.0, cql_learning_rate=0.01)
+    fixed, batch = small_cql(cql_weight=2.0), make_batch(BOX)
+    step = {"env_steps": StepCount.of(0), "axis_name": None}
+    copies, log = learned.train_step(learned.init(KEY).copies, batch, KEY, jnp.array(True), **step)
+    same, _ = fixed.train_step(fixed.init(KEY).copies, batch, KEY, jnp.array(True), **step)
+    # The first step of Adam is its learning rate.
+    np.testing.assert_allclose(copies.weight.log_alpha, np.log(2.0) + sign * 0.01, **NEAR)
+    for x, y in zip(*(jax.tree.leaves(one.critics.online.params) for one in (copies, same)), strict=True):
+        np.testing.assert_allclose(x, y, **NEAR)
+    assert same.weight is None and jnp.isfinite(log.terms["cql_gap"])
+    waiting, _ = learned.train_step(copies, batch, KEY, jnp.array(False), **step)
+    jax.tree.map(np.testing.assert_array_equal, waiting, copies)
+    with pytest.raises(ValueError, match="cql_weight must be above 0 where target_gap learns it, got 0"):
+        small_cql(target_gap=1.0, cql_weight=0.0)
+
+
 def test_the_samples_estimate_the_integral_over_actions():
     """log ∫ exp Q da of a critic that does not see the action is Q + dim A log 2."""
     agent, batch = small_cql(), make_batch(BOX)

@@ -52,6 +52,8 @@ WRONG = {
     **dict.fromkeys(("tau", "theta", "expectile"), (0.0, *NO_SHARE)),
     "epsilon": NO_SHARES,
     **dict.fromkeys(("learning_rate", "actor_learning_rate", "alpha_learning_rate", "clip_range", "temperature"), NO_RATE),
+    "cql_learning_rate": NO_RATE,
+    "target_gap": NO_NUMBER,
     **dict.fromkeys(("v_min", "v_max"), NO_NUMBER),
     "target_entropy": (*NO_NUMBER, "Auto"),
     **dict.fromkeys(("advantages", "value_targets", "values_when", "alpha_loss", "optimizer_name", "exploration"), NO_NAME),

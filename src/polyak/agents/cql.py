@@ -1,22 +1,41 @@
 """Conservative Q-learning of Box actions, on SAC (Kumar et al. 2020, arXiv:2006.04779)."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.settings import TargetSettings
-from polyak.agents.soft_actor import SoftActorAgent
+from polyak.agents.soft_actor import SoftActorAgent, SoftActorCopies, Temperature
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import leaf_spaces, unflatten
-from polyak.core.struct import check_settings, choice, integer, number, struct
-from polyak.core.types import PyTree, Scalar, Variables
+from polyak.core.struct import check_settings, choice, integer, number, setting, struct
+from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, check_critics, check_unit_actions, critic_terms
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient
 from polyak.ops.losses import weighted_sum
+from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.replay.replay import Transition
+
+
+@struct
+class CQLCopies(SoftActorCopies):
+    """The networks of CQL, its temperature, and the weight of the conservative term.
+
+    Attributes:
+        weight: a learned α_c; None is a fixed one.
+    """
+
+    weight: Temperature | None
+
+
+def _with_weight(copies: SoftActorCopies, weight: Temperature | None) -> CQLCopies:
+    return CQLCopies(copies.actor, copies.critics, copies.temperature, copies.average, weight)
 
 
 @struct(kw_only=True)
@@ -29,12 +48,17 @@ class CQL(TargetSettings, SoftActorAgent):
 
     The second term, CQL(H), lowers the values of all actions but those of the data. Its integral over actions is estimated from
     K = 3 n samples a_k, with their densities μ: n of the actor in s, n of the actor in s', and n uniform ones. Actions lie in
-    [-1, 1]: `envs.make(..., action_scaling="rescale")`.
+    [-1, 1]: `envs.make(..., action_scaling="rescale")`. With `target_gap`, α_c is learned too: it grows while the second term's
+    mean over the critics, G, is larger than the target τ,
+
+        J(α_c) = -α_c (G - τ)
 
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
-        cql_weight: α_c, the weight of the conservative term; 0 is SAC.
+        cql_weight: α_c, the weight of the conservative term; 0 is SAC. With `target_gap` the initial value.
+        target_gap: τ, in the units of values; None keeps α_c fixed.
+        cql_learning_rate: learning rate of a learned α_c; None is `learning_rate`.
         num_action_samples: n.
         entropy_in_target: y has the entropy's term of SAC, -α log π(a'|s').
 
@@ -48,6 +72,10 @@ class CQL(TargetSettings, SoftActorAgent):
     """
 
     cql_weight: Scalar = number(default=5.0, at_least=0)
+    target_gap: Scalar | None = number(default=None, optional=True)
+    cql_learning_rate: Schedule | None = setting(
+        default=None, check=partial(check_schedule, optional=True), used_if=("target_gap", ...)
+    )
     num_action_samples: int = integer(default=10)
     entropy_in_target: bool = choice(default=False, choices=(True, False))
 
@@ -57,6 +85,53 @@ class CQL(TargetSettings, SoftActorAgent):
         self._set_networks(self._default_actor(), Critics())
         check_settings(self)
         self._check_together()
+        if self.target_gap is not None and not isinstance(self.cql_weight, jax.core.Tracer) and not np.all(self.cql_weight):
+            raise ValueError(f"CQL: cql_weight must be above 0 where target_gap learns it, got {self.cql_weight!r:.80}")
+
+    def create_copies(self, key: PRNGKeyArray) -> CQLCopies:
+        """An actor, critics with a target, a temperature, and a learned α_c."""
+        weight = None
+        if self.target_gap is not None:
+            log_alpha = jnp.log(jnp.asarray(self.cql_weight, jnp.float32))
+            weight = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
+        return _with_weight(super().create_copies(key), weight)
+
+    def check_copies(self, copies: CQLCopies) -> None:
+        """Check that copies were created with the agent's `target_gap` too; see `OffPolicyAgent.check_copies`."""
+        super().check_copies(copies)
+        check_created_with(self, equal={}, present={"target_gap": copies.weight})
+
+    def train_step(
+        self,
+        copies: SoftActorCopies,
+        batch: Transition,
+        key: PRNGKeyArray,
+        enabled: Bool[Array, ""],
+        *,
+        env_steps: StepCount,
+        axis_name: str | None,
+    ) -> tuple[CQLCopies, StepLog]:
+        """The step of SAC, with the critics' loss of CQL; and a step of α_c, by the terms of the critics before their step."""
+        assert isinstance(copies, CQLCopies), "create_copies made them"
+        weight, agent = copies.weight, self
+        if weight is not None:
+            learned = jnp.exp(weight.log_alpha)
+            agent = dataclasses.replace(self, cql_weight=learned, target_gap=None, cql_learning_rate=None)
+        step = partial(super(CQL, agent).train_step, env_steps=env_steps, axis_name=axis_name)
+        trained, log = step(copies, batch, key, enabled)
+        if weight is not None and self.target_gap is not None:
+            gradient = -jnp.exp(weight.log_alpha) * (log.terms["cql_gap"] - self.target_gap)
+            optimizer = self.optimizer_at(env_steps, self.cql_learning_rate)
+            before, state = Variables(weight.log_alpha), weight.optimizer_state
+            after, state, _ = apply_gradient(optimizer, before, state, gradient, Aux({}), {}, log.applied[0])
+            weight = Temperature(after.params, state)
+        return _with_weight(trained, weight), log
+
+    def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
+        """The learning rate, α, and a learned α_c."""
+        weight = after.copies.weight
+        learned = {} if weight is None else {"train/cql_weight": jnp.exp(weight.log_alpha)}
+        return super().metrics(before, after) | learned
 
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return `(q, None)`."""
