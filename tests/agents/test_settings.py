@@ -43,7 +43,9 @@ WRONG = {
     **dict.fromkeys(("adam_eps", "rms_eps", "max_grad_norm", "max_dqda", "clip_obs", "clip_reward"), NOT_POSITIVE),
     **dict.fromkeys(("clip_range_vf", "clip_log_prob", "rho_clip", "target_kl"), NOT_POSITIVE),
     **dict.fromkeys(("kl_beta", "kl_target", "kl_cutoff_coef", "kl_cutoff_factor"), NOT_POSITIVE),
-    **dict.fromkeys(("initial_alpha", "reward_scale", "updates_per_step", "max_weight"), NOT_POSITIVE),
+    **dict.fromkeys(
+        ("initial_alpha", "reward_scale", "updates_per_step", "max_weight", "margin", "margin_weight"), NOT_POSITIVE
+    ),
     **dict.fromkeys(("alpha", "ent_coef", "vf_coef", "l2_policy", "l2_value", "l2_shared"), (-0.1, *NO_NUMBER)),
     **dict.fromkeys(("c_clip", "huber_delta", "cql_weight", "inverse_temperature", "q_weight"), (-0.1, *NO_NUMBER)),
     **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),

@@ -13,6 +13,7 @@ from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.heads import QValues
 from polyak.networks.q_network import check_q_network, q_network_or_default
+from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.replay.replay import Replay, Transition, check_replay
@@ -27,7 +28,10 @@ class DQN(QAgent):
         L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) ],    a' = argmax_a Q_θ(s', a)
 
     over n-step transitions drawn from a replay; without `double`, a' is the best action by Q_target itself. Where the
-    environment has an action mask, a' is an allowed action.
+    environment has an action mask, a' is an allowed action. With `margin`, transitions from data (`polyak.train.offline`, or
+    `polyak.train.run` with `data`) have a further loss, by which a demonstrator's actions are better by m than all others,
+
+        J_E(θ) = λ E[ max_b (Q_θ(s, b) + m 1[b ≠ a]) - Q_θ(s, a) ]
 
     Attributes:
         network: a network that returns `(q, value)`, such as `polyak.MLP(head=polyak.QValues(dueling=True))`; None takes
@@ -36,6 +40,8 @@ class DQN(QAgent):
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; a `SequenceReplay` for
             recurrent networks.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
+        margin: m, in the units of values (Hester et al. 2018, DQfD, arXiv:1704.03732, which has 0.8); None leaves the loss out.
+        margin_weight: λ.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -47,12 +53,20 @@ class DQN(QAgent):
 
     replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
+    margin: Scalar | None = number(default=None, above=0, optional=True)
+    margin_weight: Scalar = number(default=1.0, above=0, used_if=("margin", ...))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, QValues(), recurrent=True))
         check_settings(self)
         check_sequences("DQN", self.network, self.replay, self.num_steps)
         self._check_together()
+
+    def check(self, num_envs: int, devices: int = 1) -> None:
+        """Check the replay, and that there are data where `margin` needs them; see `OffPolicyAgent.check`."""
+        super().check(num_envs, devices)
+        if self.margin is not None and not self.replay.has_data:
+            raise ValueError("DQN: margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline")
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns `(q, value)`."""
@@ -74,7 +88,19 @@ class DQN(QAgent):
         q = of_action(values, batch.action)
         td_error = self.td_target(batch, online=online, target=target, key=key) - q
         terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
-        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms, stats)
+        loss = huber(td_error, self.huber_delta)
+        if self.margin is not None:
+            assert batch.from_data is not None, "check has found the data"
+            lead = jnp.where(batch.from_data, self.margin_loss(values, batch), 0.0)
+            loss = loss + self.margin_weight * lead
+            terms["margin_loss"] = jax.lax.stop_gradient(weighted_sum(lead, batch.weight))
+        return weighted_sum(loss, batch.weight), Aux(terms, stats)
+
+    def margin_loss(self, values: Float[Array, "N n"], batch: Transition) -> Float[Array, " N"]:
+        """max_b (Q_θ(s, b) + m 1[b ≠ a]) - Q_θ(s, a) of each transition, over allowed actions."""
+        is_other = ~jax.nn.one_hot(batch.action, values.shape[1], dtype=bool)
+        others = values + jnp.asarray(self.margin, jnp.float32) * is_other.astype(jnp.float32)
+        return jnp.max(where_allowed(others, batch.action_mask), axis=1) - of_action(values, batch.action)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None

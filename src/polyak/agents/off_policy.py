@@ -271,11 +271,24 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Draw a batch and take a gradient step; also returns the batch's rows. `at` is the time of schedules."""
         (sample_key, train_key), axis_name = keys, draw["axis_name"]
         devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-        batch = _normalize(ring.sample(replay, sample_key, self.batch_size // devices, **draw), normalizers)
+        drawn = ring.sample(replay, sample_key, self.batch_size // devices, **draw)
+        return self._train_on(drawn, copies, normalizers, train_key, axis_name, at)
+
+    def _train_on(
+        self,
+        batch: Transition,
+        copies: PyTree,
+        normalizers: Normalizers,
+        key: PRNGKeyArray,
+        axis_name: str | None,
+        at: StepCount,
+    ) -> tuple[PyTree, StepLog, Array]:
+        """Take a gradient step on a drawn batch; see `_take_step`."""
+        batch = _normalize(batch, normalizers)
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = _without_hidden_rows(batch, copies)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
-        copies, log = self.train_step(copies, batch, train_key, total > 0, env_steps=at, axis_name=axis_name)
+        copies, log = self.train_step(copies, batch, key, total > 0, env_steps=at, axis_name=axis_name)
         log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
         if self.replay.has_priorities:
             log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / self.batch_size})
@@ -289,10 +302,12 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def learn(self, state: OffPolicyState, key: PRNGKeyArray) -> tuple[OffPolicyState, Metrics]:
         """Take one gradient step on transitions of `add_data`, of one environment; `env_steps` counts these steps."""
         replay: Any = state.replay
-        keys, draw = jax.random.split(key), self._draw_options(state.env_steps, 1) | {"axis_name": None}
+        sample_key, train_key = jax.random.split(key)
         copies, follow = state.copies, self.follow()
         copies = copies if follow is None else follow_by(copies, follow)
-        copies, log, index = self._take_step(self.replay, replay, copies, state.normalizers, keys, draw, state.env_steps)
+        batch = self.replay.sample(replay, sample_key, self.batch_size, **self._draw_options(state.env_steps, 1))
+        batch = dataclasses.replace(batch, from_data=jnp.ones(batch.weight.shape, bool))
+        copies, log, index = self._train_on(batch, copies, state.normalizers, train_key, None, state.env_steps)
         if self.replay.has_priorities:
             replay = self.replay.set_priorities(replay, index, log.terms["priority"])
         log, no_rows = jax.tree.map(lambda x: x[None], log), jnp.zeros((), jnp.uint32)

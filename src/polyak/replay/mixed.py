@@ -63,6 +63,11 @@ class MixedReplay(Replay):
         """The inner replay has priorities."""
         return self.replay.has_priorities
 
+    @property
+    def has_data(self) -> bool:
+        """`Transition.from_data` is set."""
+        return True
+
     def with_capacity(self, capacity: int) -> "MixedReplay":
         """The replay with another capacity of the environment's steps."""
         return dataclasses.replace(self, replay=self.replay.with_capacity(capacity))
@@ -134,7 +139,7 @@ class MixedReplay(Replay):
         drawn = self.replay.sample(own, own_key, own_size, num_envs=num_envs, **options)
         recorded = self._of_data.sample(data, data_key, data_size, num_envs=1, **options)
         batch: Transition = jax.tree.map(lambda *x: jnp.concatenate(x), drawn, recorded)
-        return batch
+        return dataclasses.replace(batch, from_data=jnp.arange(batch_size) >= own_size)
 
     def set_priorities(
         self,

@@ -111,6 +111,7 @@ class Transition:
         weight: weight in the loss: 1, or the importance weight; 0 for a row that is not learned from.
         index: the first row of the transition in the storage, for `PrioritizedReplay.set_priorities`.
         num_summed: m, the steps to `next_obs`; None for transitions from elsewhere.
+        from_data: the transition is of a data set, in a batch of a `MixedReplay` or of `polyak.train.offline`; else None.
     """
 
     obs: PyTree
@@ -123,6 +124,7 @@ class Transition:
     weight: Float[Array, " N"]
     index: Int32[Array, " N"]
     num_summed: Int32[Array, " N"] | None = None
+    from_data: Bool[Array, " N"] | None = None
 
 
 class Replay(abc.ABC):
@@ -145,6 +147,11 @@ class Replay(abc.ABC):
     @property
     def has_priorities(self) -> bool:
         """`sample` gives importance weights, and `set_priorities` keeps the TD errors."""
+        return False
+
+    @property
+    def has_data(self) -> bool:
+        """A part of each batch is from a data set, and `sample` says which."""
         return False
 
     def with_capacity(self, capacity: int) -> "Replay":
