@@ -174,7 +174,7 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/off_policy.py",
-        "batch = _without_hidden_rows(batch, copies)",
+        "batch = without_hidden_rows(batch, copies)",
         "batch = dataclasses.replace(batch)",
         ("agents/test_training_mode.py::test_rows_that_are_not_learned_from_reach_no_statistics",),
     ),
@@ -288,7 +288,7 @@ MUTATIONS = (
         ("agents/test_pushed_gradients.py::test_a_repeated_push_counts_neither_in_the_weights_nor_in_the_statistics",),
     ),
     Mutation(
-        "agents/off_policy.py",
+        "learning/batches.py",
         "reward=batch.reward / normalizers.reward.stats.stddev()",
         "reward=batch.reward",
         ("agents/test_normalized_replay.py::test_batches_are_normalised_by_the_statistics_of_now",),

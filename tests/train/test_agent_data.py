@@ -98,7 +98,7 @@ def test_every_device_draws_from_all_data(data):
         ({"data_share": 1.0}, r"share=1.0 of batch_size=16 must leave transitions in both parts"),
         ({"data": None, "data_share": 0.7}, "data_share=0.7 needs data"),
         ({"checkpoint_replay": False}, "data must be None with resume_from, .* and with checkpoint_replay=False"),
-        ({"learners": Learners(2)}, "data need learners=1"),
+        ({"learners": Learners(2)}, "data must be left out with learners=2"),
     ],
 )
 def test_what_does_not_fit_is_an_error_before_training(options, message, data, tmp_path):

@@ -17,7 +17,8 @@ from polyak.copies.follow import Follow
 from polyak.copies.network_copies import follow_by
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
-from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Variables
+from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar
+from polyak.learning.batches import normalize, without_hidden_rows
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
 from polyak.learning.normalizers import (
     Normalizers,
@@ -27,14 +28,12 @@ from polyak.learning.normalizers import (
     without_returns,
 )
 from polyak.learning.prefill import add_stream
-from polyak.networks.adapters import has_batch_statistics
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import Guard, StepLog, all_finite, diagnose_skips, flag_quantities, in_float32
-from polyak.ops.losses import fill_rows, sum_over_devices
+from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
 from polyak.replay.replay import Replay, ReplayState, Transition, check_replay
-from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import UniformReplay
 
 
@@ -284,9 +283,9 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         at: StepCount,
     ) -> tuple[PyTree, StepLog, Array]:
         """Take a gradient step on a drawn batch; see `_take_step`."""
-        batch = _normalize(batch, normalizers)
+        batch = normalize(batch, normalizers)
         total = sum_over_devices(batch.weight.sum(), axis_name)
-        batch = _without_hidden_rows(batch, copies)
+        batch = without_hidden_rows(batch, copies)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
         copies, log = self.train_step(copies, batch, key, total > 0, env_steps=at, axis_name=axis_name)
         log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
@@ -455,31 +454,6 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         slots = self.replay.capacity // (num_envs * self.num_steps) * self.num_steps
         least = min(self.learning_starts, (slots - 1) * num_envs)
         return self.has_started(env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
-
-
-def _normalize(batch: Transition, normalizers: Normalizers) -> Transition:
-    """The batch with normalized observations (for sequences, all observations) and scaled rewards."""
-    if normalizers.obs is not None:
-        normalize = normalizers.obs.normalize
-
-        def normalized(obs: PyTree) -> PyTree:
-            return dataclasses.replace(obs, obs=normalize(obs.obs)) if isinstance(obs, SequenceObs) else normalize(obs)
-
-        batch = dataclasses.replace(batch, obs=normalized(batch.obs), next_obs=normalized(batch.next_obs))
-    if normalizers.reward is not None:
-        batch = dataclasses.replace(batch, reward=batch.reward / normalizers.reward.stats.stddev())
-    return batch
-
-
-def _without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
-    """The batch, with rows without weight replaced by other rows if a network has batch normalization; see `fill_rows`."""
-    nodes = jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, Variables))
-    is_normalized = any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes)
-    if not is_normalized or isinstance(batch.obs, SequenceObs):  # a recurrent network stays in evaluation mode
-        return batch
-    names = ("obs", "action", "action_mask", "next_obs", "next_action_mask")
-    rows = fill_rows([getattr(batch, name) for name in names], batch.weight)
-    return dataclasses.replace(batch, **dict(zip(names, rows, strict=True)))
 
 
 def count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:

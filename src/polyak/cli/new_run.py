@@ -80,8 +80,6 @@ def train_new_run(
         in_parallel = flags.seeds > 1 and loop == "compiled"
         if in_parallel and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices} must be left out with --seeds {flags.seeds}, which train in parallel")
-        if flags.data is not None and (in_parallel or flags.learners > 1):
-            raise UsageError(f"--data {flags.data} must be left out with --learners, and with --seeds that train in parallel")
         learners = _learners(flags, loop)
         if learners is not None:
             leave_accelerators()
@@ -210,6 +208,8 @@ def _workers(flags: TrainFlags) -> Workers | None:
 
 def _learners(flags: TrainFlags, loop: str) -> Learners | None:
     """Return the learners that flags request, or None."""
+    if flags.data is not None and (flags.learners > 1 or (flags.seeds > 1 and loop == "compiled")):
+        raise UsageError(f"--data {flags.data} must be left out with --learners, and with --seeds that train in parallel")
     learners = as_learners("polyak train", Learners(flags.learners, address=flags.ray_address))
     if learners is not None and loop != "compiled":
         raise UsageError(

@@ -44,17 +44,19 @@ def with_room(agent: Any, data: DataSet) -> Any:
     return dataclasses.replace(agent, replay=agent.replay.with_capacity(capacity))
 
 
-def with_data(owner: str, agent: Agent, data: Any, env: Env | HostEnv, share: float) -> tuple[Agent, DataSet]:
-    """Return the agent with a `MixedReplay`, of its replay and a data set, and the data set.
+def with_data(owner: str, agent: Agent, data: Any, env: Env | HostEnv, share: float) -> tuple[Agent, str | None]:
+    """Return the agent with a `MixedReplay`, of its replay and a data set, and the data set's name.
 
     Args:
         owner: the function that trains, for errors.
-        data: a data set, or the first argument of `polyak.data.load`.
+        data: a data set, or the first argument of `polyak.data.load`; None changes nothing.
         share: share of the data in each batch.
 
     Raises:
         TypeError, ValueError: the agent has no replay, or one of sequences, or the data are of another environment.
     """
+    if data is None:
+        return agent, None
     check_learns_from_data(owner, agent)
     known: Any = agent
     # Before the data are loaded, which takes longer.
@@ -65,4 +67,4 @@ def with_data(owner: str, agent: Agent, data: Any, env: Env | HostEnv, share: fl
     rollout = data_set.rollout(known.spec, num_steps=known.num_steps, pad=True)
     filled = jax.device_get(alone.add(alone.init(jax.random.key(0)), rollout).replay)
     mixed = dataclasses.replace(mixed, data_capacity=alone.replay.capacity, data=lambda: filled)
-    return dataclasses.replace(known, replay=mixed), data_set
+    return dataclasses.replace(known, replay=mixed), data_set.name

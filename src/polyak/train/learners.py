@@ -125,7 +125,7 @@ def check_group(settings: TrainSettings) -> Learners | None:
         return None
     if settings.run_dir is None:
         raise ValueError(f"train.run: learners={group.number} needs run_dir, for restarts from its checkpoints")
-    alone = [name for name in ("resume_from", "workers", "eval_env") if getattr(settings, name) is not None]
+    alone = [name for name in ("resume_from", "workers", "eval_env", "data") if getattr(settings, name) is not None]
     alone += ["callbacks"] * (len(settings.callbacks) > 0) + ["loop"] * (settings.loop not in ("auto", "compiled"))
     if alone:
         raise ValueError(f"train.run: {alone[0]} must be left out with learners={group.number}, which train in other processes")

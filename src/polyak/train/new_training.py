@@ -252,14 +252,7 @@ def prepare(
         algorithm: name of the algorithm if several algorithms share the agent's class; None is `algorithm_name(agent)`.
         learners: processes that train together; None trains in this process.
     """
-    if settings.run_dir is not None and settings.resume_from is not None:
-        raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
-    data_name: str | None = None
-    if settings.data is not None:
-        if learners is not None:
-            raise ValueError(f"train.run: data need learners=1, the process that loads them, got {learners.number}")
-        agent, data_set = with_data("train.run", agent, settings.data, env, settings.data_share)
-        data_name = data_set.name
+    agent, data_name = with_data("train.run", agent, settings.data, env, settings.data_share)
     loop: str = settings.loop
     devices, eval_every, eval_env = settings.devices, settings.eval_every, settings.eval_env
     if devices is None:

@@ -121,6 +121,8 @@ class TrainSettings(CommonSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.run_dir is not None and self.resume_from is not None:
+            raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
         if self.data is None and self.data_share != TrainSettings.data_share:
             raise ValueError(f"train.run: data_share={self.data_share} needs data")
         if self.data is not None and (self.resume_from is not None or not self.checkpoint_replay):

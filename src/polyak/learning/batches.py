@@ -1,0 +1,37 @@
+"""Batches of a replay, as the losses take them."""
+
+import dataclasses
+
+import jax
+
+from polyak.core.types import PyTree, Variables
+from polyak.learning.normalizers import Normalizers
+from polyak.networks.adapters import has_batch_statistics
+from polyak.ops.losses import fill_rows
+from polyak.replay.replay import Transition
+from polyak.replay.sequences import SequenceObs
+
+
+def normalize(batch: Transition, normalizers: Normalizers) -> Transition:
+    """The batch with normalized observations (for sequences, all observations) and scaled rewards."""
+    if normalizers.obs is not None:
+        scale = normalizers.obs.normalize
+
+        def normalized(obs: PyTree) -> PyTree:
+            return dataclasses.replace(obs, obs=scale(obs.obs)) if isinstance(obs, SequenceObs) else scale(obs)
+
+        batch = dataclasses.replace(batch, obs=normalized(batch.obs), next_obs=normalized(batch.next_obs))
+    if normalizers.reward is not None:
+        batch = dataclasses.replace(batch, reward=batch.reward / normalizers.reward.stats.stddev())
+    return batch
+
+
+def without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
+    """The batch, with rows without weight replaced by other rows if a network has batch normalization; see `fill_rows`."""
+    nodes = jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, Variables))
+    is_normalized = any(isinstance(node, Variables) and has_batch_statistics(node) for node in nodes)
+    if not is_normalized or isinstance(batch.obs, SequenceObs):  # a recurrent network stays in evaluation mode
+        return batch
+    names = ("obs", "action", "action_mask", "next_obs", "next_action_mask")
+    rows = fill_rows([getattr(batch, name) for name in names], batch.weight)
+    return dataclasses.replace(batch, **dict(zip(names, rows, strict=True)))
