@@ -124,3 +124,10 @@ def test_the_first_value_out_of_range_is_named(array, batched, says):
 def test_workers_check_observations_without_importing_jax():
     program = "import sys, polyak.envs.single_env, polyak.core.space_check; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_half_precision_is_compared_with_bounds_that_it_cannot_hold():
+    specs = obs_specs(Box([-np.inf], [np.inf]))
+    check_range("obs", np.float16([65_504.0, -3.0]), specs[0].low, specs[0].high)
+    with pytest.raises(ValueError, match=r"obs must be finite, got inf at \[1\]"):
+        check_range("obs", np.float16([1.0, np.inf]), specs[0].low, specs[0].high)

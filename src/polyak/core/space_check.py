@@ -223,6 +223,8 @@ def check_range(name: str, array: npt.NDArray[Any], low: Any, high: Any, *, batc
 
 def range_error(name: str, array: npt.NDArray[Any], low: Any, high: Any, *, batched: bool = False) -> str:
     """The message of `check_range`'s error; `""` where all values are inside."""
+    # In float16 a bound of float32 is infinity.
+    array = array.astype(np.float32) if array.dtype == np.float16 else array
     inside = (array >= low) & (array <= high)
     if inside.all():
         return ""
