@@ -1,5 +1,7 @@
 """The data set as an object: episodes, statistics, splits, and the rollout that fills a replay."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,42 @@ def test_printing_shows_counts_returns_and_ends(data):
         "  ends    1 terminated, 2 truncated",
     ]
     np.testing.assert_allclose(data.statistics["obs"].high, [3, 2])
+
+
+@pytest.mark.parametrize("numbers_at_once", [1, 50, 2**20])
+def test_statistics_are_those_of_numpy_however_many_numbers_a_part_has(numbers_at_once, monkeypatch):
+    monkeypatch.setattr("polyak.data.data_set.NUMBERS_AT_ONCE", numbers_at_once)
+    rng = np.random.default_rng(0)
+    for values in (
+        rng.integers(0, 256, (37, 3, 2), np.uint8),
+        rng.normal(1e3, 1e-2, 37).astype(np.float32),
+        rng.random(5) > 0.5,
+    ):
+        wide, got = values.astype(np.float64), polyak.data.Statistics.of(values)
+        for name, wanted in (("mean", wide.mean(0)), ("std", wide.std(0)), ("low", wide.min(0)), ("high", wide.max(0))):
+            np.testing.assert_allclose(getattr(got, name), wanted, rtol=1e-12)
+            assert np.asarray(getattr(got, name)).dtype == np.float64
+
+
+def peak_bytes(function):
+    """The most bytes that Python and NumPy have allocated at a time."""
+    tracemalloc.start()
+    function()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_statistics_of_images_take_no_copy_of_them(monkeypatch):
+    monkeypatch.setattr("polyak.data.data_set.NUMBERS_AT_ONCE", 2**16)
+    count = 1_000
+    for dtype in (np.uint8, np.float32):
+        images = np.zeros((count, 64, 64, 1), dtype)
+        arrays = {"observations": images, "actions": np.zeros(count, int), "rewards": np.zeros(count)}
+        arrays |= {"terminations": np.arange(count) % 100 == 99, "next_observations": images}
+        data = polyak.data.load(arrays)
+        assert peak_bytes(lambda d=data: str(d)) < images.nbytes / 10
+        assert peak_bytes(lambda d=data: d.statistics) < images.nbytes
 
 
 def test_selected_episodes_are_complete(data):
