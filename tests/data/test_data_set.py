@@ -86,16 +86,20 @@ def peak_bytes(function):
     return peak
 
 
-def test_statistics_of_images_take_no_copy_of_them(monkeypatch):
+def test_images_are_copied_once_when_loaded_and_never_for_statistics(monkeypatch):
     monkeypatch.setattr("polyak.data.data_set.NUMBERS_AT_ONCE", 2**16)
     count = 1_000
     for dtype in (np.uint8, np.float32):
         images = np.zeros((count, 64, 64, 1), dtype)
         arrays = {"observations": images, "actions": np.zeros(count, int), "rewards": np.zeros(count)}
         arrays |= {"terminations": np.arange(count) % 100 == 99, "next_observations": images}
-        data = polyak.data.load(arrays)
+        loaded = []
+        # Comparisons with bounds and with the next row take a byte for each number.
+        assert peak_bytes(lambda a=arrays, to=loaded: to.append(polyak.data.load(a))) < 1.15 * images.nbytes + 3 * images.size
+        data = loaded[0]
         assert peak_bytes(lambda d=data: str(d)) < images.nbytes / 10
         assert peak_bytes(lambda d=data: d.statistics) < images.nbytes
+        assert images.flags.writeable and not np.shares_memory(images, data.obs)
 
 
 def test_selected_episodes_are_complete(data):

@@ -1,8 +1,5 @@
 """Files and arrays of data sets: what is read is what was written, and bad data are one clear error."""
 
-import pickle
-import zipfile
-
 import gymnasium
 import h5py
 import jax
@@ -76,21 +73,27 @@ SPEC = EnvSpec(Box([-99.0] * 2, [99.0] * 2), Box([-1.0], [1.0]), id="Toy-v0")
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"actions": np.zeros((N - 1, 1))}, ValueError, r"actions must have as many rows as rewards, 6, got 5"),
-        ({"observations": np.zeros((N + 1, 2))}, ValueError, r"observations must have as many rows as rewards, 6, got 7"),
-        ({"timeouts": np.zeros(N - 1, bool)}, ValueError, r"timeouts must have as many rows as rewards, 6, got shape \(5,\)"),
+        ({"actions": np.zeros((N - 1, 1))}, ValueError, "actions must have one row for each of the 6 rewards, got 5"),
+        ({"observations": np.zeros((N + 1, 2))}, ValueError, "observations must have one row for each of the 6 rewards, got 7"),
+        ({"timeouts": np.zeros(N - 1, bool)}, ValueError, "timeouts must have one row for each of the 6 rewards, got 5"),
         ({"rewards": ["a"] * N}, TypeError, "rewards must be numbers, got an array of <U1"),
         ({"rewards": np.array([1.0] * 5 + [np.nan])}, ValueError, r"rewards must be finite, got nan"),
         ({"observations": np.full((N, 2), np.inf)}, ValueError, r"observations must be finite, got inf at \[0, 0\]"),
         ({"actions": np.full((N, 1), 1.5)}, ValueError, r"actions must be in \[-1, 1\], got 1.5 at \[0, 0\]; clip them"),
-        ({"actions": np.zeros((N, 2))}, ValueError, r"actions must have shape \(5, 1\), got \(5, 2\)"),
+        ({"actions": np.zeros((N, 2))}, ValueError, r"actions must have shape \(6, 1\), got \(6, 2\)"),
         ({"terminals": np.full(N, 0.5)}, ValueError, r"terminals must be True and False, or 1 and 0, got 0.5"),
-        ({"terminals": None}, ValueError, r"must have terminations \(or terminals\)"),
-        ({"terminals": None, "dones": np.zeros(N)}, ValueError, "dones do not tell terminal states from time limits"),
-        ({"rewards": None}, ValueError, "must have rewards, got"),
+        ({"terminals": None}, ValueError, r"terminations \(or terminals\) must be given, got"),
+        ({"rewards": None}, ValueError, "rewards must be given, got"),
+        ({"rewards": np.ones((N, 2))}, ValueError, "rewards must have one number for each step"),
+        ({"terminals": {"x": np.zeros(N)}}, TypeError, "terminals must be one array, got dict"),
+        ({"terminations": np.zeros(N)}, ValueError, "terminations and terminals are both given; leave one out"),
         ({"actions": [object()] * N}, TypeError, "actions must be numbers, got an array of object"),
-        ({"next_observations": np.zeros((N, 3))}, ValueError, r"next_observations must have the shape of observations"),
-        ({"final_observations": np.zeros((3, 2))}, ValueError, "final_observations must have one row for each episode"),
+        ({"next_observations": np.zeros((N, 3))}, ValueError, r"next_observations must have shape \(6, 2\), got \(6, 3\)"),
+        (
+            {"final_observations": np.zeros((3, 2))},
+            ValueError,
+            "final_observations must have one row for each of the 2 episodes, got 3",
+        ),
     ],
 )
 def test_bad_data_are_one_error_that_names_the_array(changes, error, message):
@@ -111,6 +114,22 @@ def test_data_of_another_environment_are_rejected(tmp_path):
     # Bounds of observations are stated differently by libraries.
     unbounded = EnvSpec(Box([-np.inf] * 2, [np.inf] * 2), SPEC.action)
     assert load(tmp_path / "toy.npz", spec=unbounded).spec.obs == unbounded.obs
+
+
+@pytest.mark.parametrize("keys", ["01", "10", ["a/b", "a"], ["", "."], ["..", "é %2F", "\0", "\0a", "\\"]])
+def test_a_file_holds_every_key_of_a_dict(tmp_path, monkeypatch, keys):
+    space = Dict({key: Box([-9.0], [9.0]) for key in keys})
+    rows = {key: np.full((N, 1), float(i)) for i, key in enumerate(keys)}
+    data = load(arrays(observations=rows, actions=rows), spec=EnvSpec(space, space, id="Keys-v0"))
+    save(data, tmp_path / "data.npz")
+    assert_equal(load(tmp_path / "data.npz"), data)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    if {"a/b", "", "."} & set(keys):
+        with pytest.raises(
+            ValueError, match=r"data.save: Minari's files cannot have the key '(a/b|)'; rename it, or save to a"
+        ):
+            save(data, "minari:keys-v0")
+        assert not (tmp_path / "keys-v0").exists()
 
 
 @pytest.mark.parametrize("obs", ["array", "tree"])
@@ -146,7 +165,7 @@ def test_an_hdf5_file_cannot_open_another_file(tmp_path):
         for name, value in arrays(rewards=None).items():
             file[name] = value
         file["rewards"] = h5py.ExternalLink("secret.hdf5", "rewards")
-    with pytest.raises(ValueError, match=r"link.hdf5 cannot be read: rewards is a link"):
+    with pytest.raises(ValueError, match=r"link.hdf5: rewards is a link; copy its array into the file"):
         load(tmp_path / "link.hdf5")
 
 
@@ -161,24 +180,8 @@ def test_a_file_that_is_cut_is_one_error(tmp_path, suffix, share):
             for name, value in arrays().items():
                 file[name] = value
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(ValueError, match=rf"data.load: .*data{suffix} cannot be read: .*; it is cut"):
+    with pytest.raises(ValueError, match=rf"data.load: .*data{suffix}: the file is cut, damaged or not .*: .*"):
         load(path)
-
-
-def test_a_pickle_in_a_file_is_not_run(tmp_path):
-    class Payload:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
-
-    fields = arrays()
-    np.savez(tmp_path / "bad.npz", **fields | {"rewards": np.array([Payload()] * N, object)})
-    (tmp_path / "raw.npz").write_bytes(pickle.dumps(Payload()))
-    with zipfile.ZipFile(tmp_path / "zip.npz", "w") as archive:
-        archive.writestr("rewards.npy", pickle.dumps(Payload()))
-    for name in ("bad.npz", "raw.npz", "zip.npz"):
-        with pytest.raises(ValueError, match="cannot be read"):
-            load(tmp_path / name)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_sources_that_do_not_exist(tmp_path):
@@ -209,5 +212,5 @@ def test_minari_round_trip(tmp_path, monkeypatch):
         save(data, "minari:cartpole/uniform-v0")
     (file,) = tmp_path.rglob("*.hdf5")
     file.write_bytes(file.read_bytes()[:2_000])
-    with pytest.raises(ValueError, match="'cartpole/uniform-v0' cannot be read"):
+    with pytest.raises(ValueError, match=r"data.load: cartpole/uniform-v0: the file is cut, damaged or not a"):
         load("minari:cartpole/uniform-v0")

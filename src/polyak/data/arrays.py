@@ -7,22 +7,22 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.space_check import FLOAT32_MAX, check_range, describe, to_array
-from polyak.core.spaces import EnvSpec
+from polyak.core.space_check import describe
+from polyak.core.spaces import EnvSpec, Space, map_space
 from polyak.core.types import PyTree
-from polyak.data.content import create_data_set, infer_spec
+from polyak.data.content import check_no_masks, infer_spec, new_data_set, read_action, read_obs, read_reward
 from polyak.data.data_set import DataSet
 
 OBS, ACTION, REWARD = "observations", "actions", "rewards"
-TERMINATED, TRUNCATED = ("terminations", "terminals"), ("truncations", "timeouts")
+TERMINATED, TRUNCATED, DONE = ("terminations", "terminals"), ("truncations", "timeouts"), ("dones",)
 NEXT, FINAL = "next_observations", "final_observations"
 
 
-def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, name: str, *, has_spaces: bool = True) -> DataSet:
+def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, name: str) -> DataSet:
     """The data set of arrays with one row for each of N steps.
 
     Args:
-        owner: the function that has read the arrays, for errors.
+        owner: the function that has read the arrays, and their file, for errors.
         arrays: `observations`, `actions`, `rewards`, `terminations` (or `terminals`) and `truncations` (or `timeouts`), of
             which the last may be missing; arrays of a tree of spaces in dicts. The final observations of episodes are in
             `next_observations` (one for each step) or `final_observations` (one for each episode). Without either, the last
@@ -30,80 +30,92 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
             `next_observations` differs from the next row of `observations`, the episode was cut short.
         spec: the environment's spaces; None infers them from the arrays.
         name: the source.
-        has_spaces: `spec` is the file's.
 
     Raises:
         TypeError, ValueError: an array is missing, has another length, or values that the spaces do not have.
     """
-    values = _required(owner, arrays, name)
-    count = _check_lengths(owner, values)
-    inferred = infer_spec(owner, values[OBS], values[ACTION], name) if spec is None else spec
-    terminated, truncated = (_flags(owner, arrays, names, count) for names in (TERMINATED, TRUNCATED))
-    obs, action = values[OBS], values[ACTION]
-    reward = to_array(f"{owner}: rewards", values[REWARD], (count,), np.dtype(np.float32))
-    following = values.get(NEXT)
+    values, count = _required(owner, arrays)
+    terminated, truncated = _read_ends(owner, arrays, count)
+    used = infer_spec(owner, values[OBS], values[ACTION], name) if spec is None else spec
+    check_no_masks(owner, used)
+    obs = read_obs(f"{owner}: {OBS}", used, values[OBS], count)
+    action = read_action(f"{owner}: {ACTION}", used, values[ACTION], count)
+    reward = read_reward(f"{owner}: {REWARD}", values[REWARD], count)
+    following = read_obs(f"{owner}: {NEXT}", used, values[NEXT], count) if NEXT in values else None
     if following is not None:
-        truncated = truncated | (_jumps(owner, obs, following) & ~terminated)
+        truncated = truncated | (_jumps(obs, following) & ~terminated)
     ends = terminated | truncated
     ends[-1] = True
-    last = np.flatnonzero(ends)
+    last, keep = np.flatnonzero(ends), np.ones(count, bool)
     lengths = np.diff(last, prepend=-1)
-    if FINAL in arrays:
-        final = _final_observations(owner, arrays[FINAL], obs, len(last))
-    elif following is not None:
-        final = jax.tree.map(lambda x: x[last], following)
+    if following is not None:
+        obs = insert_final(used.obs, obs, jax.tree.map(lambda x: x[last], following), lengths)
+    elif FINAL in values:
+        _check_rows(f"{owner}: {FINAL}", values[FINAL], len(last), "episodes")
+        obs = insert_final(used.obs, obs, read_obs(f"{owner}: {FINAL}", used, values[FINAL], len(last)), lengths)
     else:
         # The value after a terminal state is 0, whatever the observation: any is right. Else the last row has the final one.
-        final = jax.tree.map(lambda x: x[last], obs)
-        is_lost = ends & ~terminated
-        keep = ~is_lost
-        lengths = lengths - is_lost[last]
-        obs, action, reward = (jax.tree.map(lambda x: x[keep], tree) for tree in (obs, action, reward))
-        is_episode = lengths > 0
-        final, last, lengths = jax.tree.map(lambda x: x[is_episode], (final, last, lengths))
-    return create_data_set(
-        owner,
-        inferred,
-        obs=insert_final(obs, final, lengths),
-        action=action,
-        reward=reward,
+        keep = ~ends | terminated
+        is_alone = ~keep & np.insert(ends[:-1], 0, True)
+        rows = np.repeat(np.arange(count), 1 + (ends & terminated) - is_alone)
+        obs = jax.tree.map(lambda x: x[rows], obs)
+        lengths = lengths - ~keep[last]
+        last, lengths = last[lengths > 0], lengths[lengths > 0]
+        if not len(last):
+            raise ValueError(f"{owner}: there is no transition; add {NEXT} or {FINAL}")
+    return new_data_set(
+        used,
+        obs=obs,
+        # Copies, as the caller may change the arrays.
+        action=jax.tree.map(lambda x: x[keep], action),
+        reward=reward[keep],
         lengths=lengths,
         terminated=terminated[last],
         name=name,
-        has_spaces=has_spaces and spec is not None,
+        has_spaces=spec is not None,
     )
 
 
-def insert_final(obs: PyTree, final: PyTree, lengths: npt.NDArray[np.int64]) -> PyTree:
+def insert_final(space: Space, obs: PyTree, final: PyTree, lengths: npt.NDArray[np.int64]) -> PyTree:
     """Observations `[N + E, ...]`: those of each episode `[N, ...]`, followed by its final observation `[E, ...]`."""
     count, episodes = int(lengths.sum()), len(lengths)
     steps = np.arange(count) + np.repeat(np.arange(episodes), lengths)
     ends = np.cumsum(lengths) + np.arange(episodes)
 
-    def insert(x: Any, y: Any) -> npt.NDArray[Any]:
-        rows = np.zeros((count + episodes, *x.shape[1:]), x.dtype)
+    def insert(leaf: Any, x: Any, y: Any) -> npt.NDArray[Any]:
+        rows = np.zeros((count + episodes, *x.shape[1:]), leaf.dtype)
         rows[steps], rows[ends] = x, y
         return rows
 
-    return jax.tree.map(insert, obs, final)
+    return map_space(insert, space, obs, final)
 
 
-def _required(owner: str, arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The trees of arrays by name."""
-    if not any(flag in arrays for flag in (*TERMINATED, NEXT)):
-        hint = " (its dones do not tell terminal states from time limits)" if "dones" in arrays else ""
-        raise ValueError(f"{owner}: {name} must have terminations (or terminals), got {sorted(arrays)}{hint}")
-    values = {}
-    for key in (OBS, ACTION, REWARD, NEXT):
-        if key in arrays:
-            values[key] = _numbers(f"{owner}: {key}", arrays[key])
-        elif key != NEXT:
-            raise ValueError(f"{owner}: {name} must have {key}, got {sorted(arrays)}")
-    return values
+def _required(owner: str, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The trees of arrays by name, and N."""
+    for key in (OBS, ACTION, REWARD):
+        if key not in arrays:
+            raise ValueError(f"{owner}: {key} must be given, got {sorted(arrays)}")
+    _only(owner, arrays, (NEXT, FINAL))
+    values = {key: _numbers(f"{owner}: {key}", arrays[key]) for key in (OBS, ACTION, NEXT, FINAL) if key in arrays}
+    values[REWARD] = _vector(f"{owner}: {REWARD}", arrays[REWARD])
+    count = len(values[REWARD])
+    if not count:
+        raise ValueError(f"{owner}: there is no step")
+    for key in (OBS, ACTION, NEXT):
+        _check_rows(f"{owner}: {key}", values.get(key), count, REWARD)
+    return values, count
+
+
+def _only(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    """The name of the array that is given, of names of which one is enough."""
+    found = [name for name in names if name in arrays]
+    if len(found) > 1:
+        raise ValueError(f"{owner}: {' and '.join(found)} are both given; leave one out")
+    return found[0] if found else None
 
 
 def _numbers(name: str, value: Any) -> PyTree:
-    """A tree of NumPy arrays of numbers.
+    """A tree of NumPy arrays of numbers, whose first axis counts rows.
 
     Raises:
         TypeError: an array holds text or objects.
@@ -120,53 +132,50 @@ def _numbers(name: str, value: Any) -> PyTree:
         raise TypeError(f"{name} must be numbers, got {describe(array)}")
     if not array.ndim:
         raise ValueError(f"{name} must have one row for each step, got {describe(array)}")
-    if array.dtype.kind == "f":
-        check_range(name, array, -FLOAT32_MAX, FLOAT32_MAX)
     return array
 
 
-def _check_lengths(owner: str, values: Mapping[str, Any]) -> int:
-    count = len(values[REWARD])
-    for key, tree in values.items():
-        for array in jax.tree.leaves(tree):
-            if len(array) != count:
-                raise ValueError(f"{owner}: {key} must have as many rows as rewards, {count}, got {len(array)}")
-    if not count:
-        raise ValueError(f"{owner}: there is no step")
-    return count
+def _vector(name: str, value: Any) -> npt.NDArray[Any]:
+    """An array of one number for each row."""
+    array = _numbers(name, value)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be one array, got {describe(array)}")
+    array = array[:, 0] if array.shape[1:] == (1,) else array
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one number for each step, got {describe(array)}")
+    return array
 
 
-def _flags(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...], count: int) -> npt.NDArray[np.bool_]:
-    """Flags of each step; all False where there is no such array."""
-    name = next((name for name in names if name in arrays), None)
+def _check_rows(name: str, tree: PyTree, count: int, of: str) -> None:
+    for array in jax.tree.leaves(tree):
+        if len(array) != count:
+            raise ValueError(f"{name} must have one row for each of the {count} {of}, got {len(array)}")
+
+
+def _read_ends(owner: str, arrays: Mapping[str, Any], count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Flags of terminal states, and of other ends of episodes, of each step."""
+    terminated, truncated = (_flags(owner, arrays, names, count) for names in (TERMINATED, TRUNCATED))
+    if terminated is None:
+        hint = "; dones do not tell terminal states from time limits" if "dones" in arrays else ""
+        raise ValueError(f"{owner}: terminations (or terminals) must be given, got {sorted(arrays)}{hint}")
+    return terminated, np.zeros(count, bool) if truncated is None else truncated & ~terminated
+
+
+def _flags(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...], count: int) -> npt.NDArray[np.bool_] | None:
+    """Flags of each step; None where there is no such array."""
+    name = _only(owner, arrays, names)
     if name is None:
-        return np.zeros(count, bool)
-    array = _numbers(f"{owner}: {name}", arrays[name])
-    array = array[:, 0] if array.shape == (count, 1) else array
-    if array.shape != (count,):
-        raise ValueError(f"{owner}: {name} must have as many rows as rewards, {count}, got shape {array.shape}")
+        return None
+    array = _vector(f"{owner}: {name}", arrays[name])
+    _check_rows(f"{owner}: {name}", array, count, REWARD)
     if not np.isin(array, (0, 1)).all():
         raise ValueError(f"{owner}: {name} must be True and False, or 1 and 0, got {array[~np.isin(array, (0, 1))][0]}")
     return array.astype(bool)
 
 
-def _jumps(owner: str, obs: PyTree, following: PyTree) -> npt.NDArray[np.bool_]:
+def _jumps(obs: PyTree, following: PyTree) -> npt.NDArray[np.bool_]:
     """True for steps whose next observation is not the next row's observation."""
-    structures: list[Any] = [jax.tree.structure(obs), jax.tree.structure(following)]
-    if structures[0] != structures[1]:
-        raise ValueError(f"{owner}: {NEXT} must have the arrays of observations")
     jumps = np.zeros(len(jax.tree.leaves(obs)[0]), bool)
     for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(following), strict=True):
-        if x.shape != y.shape:
-            raise ValueError(f"{owner}: {NEXT} must have the shape of observations, {x.shape}, got {y.shape}")
-        differs = (x[1:] != y[:-1]).reshape(len(x) - 1, -1).any(axis=1)
-        jumps[:-1] |= differs
+        jumps[:-1] |= (x[1:] != y[:-1]).reshape(len(x) - 1, -1).any(axis=1)
     return jumps
-
-
-def _final_observations(owner: str, value: Any, obs: PyTree, episodes: int) -> PyTree:
-    final = _numbers(f"{owner}: {FINAL}", value)
-    shapes = jax.tree.map(lambda x: (episodes, *x.shape[1:]), obs)
-    if jax.tree.map(np.shape, final) != shapes:
-        raise ValueError(f"{owner}: {FINAL} must have one row for each episode, {shapes}, got {jax.tree.map(np.shape, final)}")
-    return final

@@ -83,7 +83,7 @@ def from_rollout(owner: str, rollout: Rollout, env: Env | HostEnv) -> DataSet:
     reward, terminated = by_env(steps.reward[1:])[valid], by_env(steps.terminated[1:])[valid]
     last = np.flatnonzero(ends)
     lengths = np.diff(last, prepend=-1)
-    obs = insert_final(before, jax.tree.map(lambda x: x[last], after), lengths)
+    obs = insert_final(spec.obs, before, jax.tree.map(lambda x: x[last], after), lengths)
     return create_data_set(
         owner,
         spec,

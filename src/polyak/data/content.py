@@ -4,12 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.space_check import ArraySpec, check_range, obs_specs, range_error, read_leaves, to_array
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, Tuple, leaf_keys, unflatten
+from polyak.core.space_check import FLOAT32_MAX, ArraySpec, obs_specs, range_error, read_leaves, to_array
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, Tuple, leaf_keys, map_space, unflatten
 from polyak.core.spec_difference import difference
 from polyak.core.types import PyTree
 from polyak.data.data_set import DataSet
@@ -28,38 +27,53 @@ def create_data_set(
     lengths: npt.NDArray[np.int64],
     terminated: npt.NDArray[np.bool_],
     name: str,
-    has_spaces: bool = True,
 ) -> DataSet:
     """Check all values, and create the data set; an episode that did not terminate was truncated.
 
     Args:
         owner: the function that has read the values, for errors.
         spec: the environment's spaces.
-        obs, action, reward: the values, see `DataSet`.
+        obs, action, reward: the values, see `DataSet`; arrays of the spaces' dtypes are not copied.
         lengths: the length of each episode.
         terminated: the episode reached a terminal state.
         name: the source.
-        has_spaces: see `DataSet`.
 
     Raises:
         TypeError: an array has another kind of values, such as text.
         ValueError: a shape differs, a value is NaN, infinite or outside of its space, or the environment has action masks.
     """
-    if spec.has_action_mask:
-        raise ValueError(f"{owner}: {spec.id or 'the environment'} has action masks, which data sets lack")
+    check_no_masks(owner, spec)
     count = int(lengths.sum())
     if not count:
         raise ValueError(f"{owner}: {name} has no transition")
-    spec = dataclasses.replace(spec, action_scaling="clip")
-    reward = to_array(f"{owner}: rewards", reward, (count,), np.dtype(np.float32))
-    reward = _in_range(f"{owner}: rewards", reward, ArraySpec((), (), np.dtype(np.float32), -3e38, 3e38))
-    obs_arrays = read_arrays(f"{owner}: observations", obs_specs(spec.obs), obs, count + len(lengths))
-    actions = read_arrays(f"{owner}: actions", native_action_specs(spec), action, count)
+    return new_data_set(
+        spec,
+        obs=read_obs(f"{owner}: observations", spec, obs, count + len(lengths)),
+        action=read_action(f"{owner}: actions", spec, action, count),
+        reward=read_reward(f"{owner}: rewards", reward, count),
+        lengths=lengths,
+        terminated=terminated,
+        name=name,
+    )
+
+
+def new_data_set(
+    spec: EnvSpec,
+    *,
+    obs: PyTree,
+    action: PyTree,
+    reward: npt.NDArray[Any],
+    lengths: npt.NDArray[np.int64],
+    terminated: npt.NDArray[np.bool_],
+    name: str,
+    has_spaces: bool = True,
+) -> DataSet:
+    """The data set of values that `read_obs`, `read_action` and `read_reward` have checked, in the dtypes of the spaces."""
     return DataSet(
-        spec=spec,
-        obs=unflatten(spec.obs, obs_arrays),
-        action=unflatten(spec.action, actions),
-        reward=reward,
+        spec=dataclasses.replace(spec, action_scaling="clip"),
+        obs=map_space(lambda leaf, x: np.asarray(x, leaf.dtype), spec.obs, obs),
+        action=map_space(lambda leaf, x: np.asarray(x, leaf.dtype), spec.action, action),
+        reward=np.asarray(reward, np.float32),
         lengths=np.array(lengths, np.int64),
         terminated=np.array(terminated, bool),
         truncated=~np.array(terminated, bool),
@@ -68,36 +82,61 @@ def create_data_set(
     )
 
 
-def read_arrays(name: str, specs: Sequence[ArraySpec], value: Any, length: int, *, checked: bool = True) -> list[Any]:
-    """The arrays of a tree, with a leading axis of this length, in the dtypes of the space.
+def check_no_masks(owner: str, spec: EnvSpec) -> None:
+    """Check that the environment has no action masks.
 
-    Args:
-        checked: also check that the values are in the space.
+    Raises:
+        ValueError: it has.
     """
+    if spec.has_action_mask:
+        raise ValueError(f"{owner}: {spec.id or 'the environment'} has action masks, which data sets lack")
+
+
+def read_obs(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:
+    """Observations `[length, ...]`, after a check of shapes, kinds of numbers and ranges; not yet in the dtypes of the space.
+
+    Raises:
+        TypeError, ValueError: an array differs.
+    """
+    return unflatten(spec.obs, _read_arrays(name, obs_specs(spec.obs), value, length))
+
+
+def read_action(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:
+    """Actions in the environment's units, see `read_obs`; those that rounding has moved out of the bounds are moved back."""
+    return unflatten(spec.action, _read_arrays(name, native_action_specs(spec), value, length))
+
+
+def read_reward(name: str, value: Any, length: int) -> npt.NDArray[Any]:
+    """Rewards, see `read_obs`."""
+    (reward,) = _read_arrays(name, (ArraySpec((), (), np.dtype(np.float32), -FLOAT32_MAX, FLOAT32_MAX),), value, length)
+    return reward
+
+
+def _read_arrays(name: str, specs: Sequence[ArraySpec], value: Any, length: int) -> list[npt.NDArray[Any]]:
     arrays = []
     for spec, leaf in zip(specs, read_leaves(name, specs, value), strict=True):
         array = to_array(spec.name(name), leaf, (length, *spec.shape), spec.dtype)
-        arrays.append(_in_range(spec.name(name), array, spec) if checked else array)
+        arrays.append(array if spec.low is None else _in_range(spec.name(name), array, spec))
     return arrays
 
 
 def _in_range(name: str, array: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any]:
-    """A copy of an array in the space's dtype, with values that rounding has moved out of the bounds moved back.
+    """The array, with values that rounding has moved out of the bounds moved back.
 
     Raises:
         ValueError: a value is outside.
     """
-    if spec.low is None:
-        return np.array(array, spec.dtype)
-    if array.dtype.kind != "f":
-        check_range(name, array, spec.low, spec.high)
-        return np.array(array, spec.dtype)
-    inside = np.clip(array, spec.low, spec.high)
-    is_rounded = np.abs(array - inside) <= ROUNDING * np.maximum(np.abs(inside), 1)
-    if message := range_error(name, np.where(is_rounded, inside, array), spec.low, spec.high):
-        is_finite = np.isfinite(array).all()
-        raise ValueError(message + ("; clip them to the bounds, as the environment does" if is_finite else ""))
-    return np.array(inside, spec.dtype)
+    message = range_error(name, array, spec.low, spec.high)
+    if message and array.dtype.kind == "f":
+        array = array.astype(np.float64)
+        inside = np.clip(array, spec.low, spec.high)
+        array = np.where(np.abs(array - inside) <= ROUNDING * np.maximum(np.abs(inside), 1), inside, array)
+        message = range_error(name, array, spec.low, spec.high)
+        if message and np.isfinite(array).all():
+            message += "; clip them to the bounds, as the environment does"
+    if message:
+        raise ValueError(message)
+    return array
 
 
 def native_action_specs(spec: EnvSpec) -> tuple[ArraySpec, ...]:
@@ -113,32 +152,21 @@ def _native_action_spec(keys: tuple[Any, ...], space: Leaf) -> ArraySpec:
             low = np.array(space.start)
             return ArraySpec(keys, space.shape, space.dtype, low, low + np.array(space.nvec) - 1)
         case Box():
-            largest = np.finfo(np.float32).max
-            return ArraySpec(keys, space.shape, space.dtype, np.maximum(space.low, -largest), np.minimum(space.high, largest))
+            low, high = np.maximum(space.low, -FLOAT32_MAX), np.minimum(space.high, FLOAT32_MAX)
+            return ArraySpec(keys, space.shape, space.dtype, low, high)
         case _:
             return ArraySpec(keys, space.shape, space.dtype, 0, 1)
 
 
 def check_spaces(owner: str, data: DataSet, spec: EnvSpec) -> DataSet:
-    """The data set with the spaces of an environment or an agent, after a check that the data are of such an environment.
-
-    Bounds of observations may differ, as libraries state them differently.
+    """The data set with the spaces of an environment or an agent, after a check of all its values.
 
     Raises:
         TypeError, ValueError: the data are of another environment; the message has the first difference.
     """
-    if data.has_spaces:
-        wanted, got = (
-            dataclasses.replace(x, obs=_without_bounds(x.obs), action_scaling="clip", id="") for x in (spec, data.spec)
-        )
-        if found := difference(wanted, got):
-            raise ValueError(
-                f"{owner}: the data set {data.name!r} is of another environment: {found[0]} is {found[2]}, of "
-                f"{spec.id or 'the spec'} {found[1]}"
-            )
     return create_data_set(
         f"{owner}: the data set {data.name!r}",
-        spec,
+        same_spaces(owner, data.spec, spec, data.name) if data.has_spaces else spec,
         obs=data.obs,
         action=data.action,
         reward=data.reward,
@@ -146,6 +174,25 @@ def check_spaces(owner: str, data: DataSet, spec: EnvSpec) -> DataSet:
         terminated=data.terminated,
         name=data.name,
     )
+
+
+def same_spaces(owner: str, stored: EnvSpec, spec: EnvSpec | None, name: str) -> EnvSpec:
+    """The spec, after a check that data with a stored spec are of such an environment; None is the stored one.
+
+    Bounds of observations may differ, as libraries state them differently.
+
+    Raises:
+        ValueError: the data are of another environment; the message has the first difference.
+    """
+    if spec is None:
+        return stored
+    wanted, got = (dataclasses.replace(x, obs=_without_bounds(x.obs), action_scaling="clip", id="") for x in (spec, stored))
+    if found := difference(wanted, got):
+        raise ValueError(
+            f"{owner}: the data set {name!r} is of another environment: {found[0]} is {found[2]}, of "
+            f"{spec.id or 'the spec'} {found[1]}"
+        )
+    return dataclasses.replace(spec, id=spec.id or stored.id)
 
 
 def _without_bounds(space: Space) -> Space:
@@ -173,6 +220,8 @@ def infer_spec(owner: str, obs: Mapping[str, Any] | Any, action: Any, name: str)
 def _infer(name: str, value: Any, *, is_action: bool) -> Space:
     if isinstance(value, Mapping):
         return Dict({key: _infer(f"{name} {key!r}", part, is_action=is_action) for key, part in value.items()})
+    if isinstance(value, tuple):
+        return Tuple(tuple(_infer(f"{name} {i}", part, is_action=is_action) for i, part in enumerate(value)))
     array = np.asarray(value)
     advice = "pass spec=env.spec"
     if array.dtype.kind == "f" and not is_action:
@@ -190,8 +239,3 @@ def _infer(name: str, value: Any, *, is_action: bool) -> Space:
             raise ValueError(f"{name} are integers from {low} to {high}, whose space is unknown; {advice}")
         return Discrete(high + 1)
     raise TypeError(f"{name} are {array.dtype} of shape {array.shape}, whose space is unknown; {advice}")
-
-
-def join_trees(trees: Sequence[PyTree]) -> PyTree:
-    """Arrays of several episodes, one after another."""
-    return jax.tree.map(lambda *x: np.concatenate(x), *trees)

@@ -93,7 +93,7 @@ class DataSet:
         terminated: the episode reached a terminal state `[E]`.
         truncated: the episode was cut short `[E]`: by the environment, or because the recording ended.
         name: the source, for messages.
-        has_spaces: the source states the environment's spaces; False where they were inferred from the arrays.
+        has_spaces: the source or the caller states the environment's spaces; False where they were inferred from the arrays.
 
     >>> from polyak.data import load
     >>> data = load({"observations": np.eye(3), "actions": np.arange(3), "rewards": np.ones(3), "terminations": [0, 0, 1]})

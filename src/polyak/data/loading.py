@@ -8,9 +8,9 @@ from typing import Any
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.types import Rollout
 from polyak.data.arrays import from_arrays
-from polyak.data.content import check_spaces
 from polyak.data.data_set import DataSet
-from polyak.data.files import from_episodes, open_minari, read_hdf5, read_minari, read_npz, save_minari, save_npz
+from polyak.data.files import read_hdf5, read_npz, save_npz
+from polyak.data.minari_files import from_episodes, open_minari, read_minari, save_minari
 from polyak.data.run_replay import read_run
 
 MINARI = "minari:"
@@ -23,7 +23,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], *, spec: EnvSpec | 
     Arrays and D4RL's files have one row for each step: `observations`, `actions`, `rewards`, `terminations` (or `terminals`),
     `truncations` (or `timeouts`), and final observations in `next_observations` (one for each step) or `final_observations`
     (one for each episode). Without them, the last step of an episode that did not terminate only gives the final observation
-    of the step before. Where `next_observations` differs from the next row, an episode was cut short.
+    of the step before. Where `next_observations` differs from the next row, an episode was cut short. `dones` of Gym's old
+    interface are True at both kinds of ends; beside them one of the two flags is enough.
 
     Args:
         source: `"minari:NAME"`, a data set of Minari that was downloaded (`minari download NAME`); a file `.npz`, `.hdf5` or
@@ -34,8 +35,9 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], *, spec: EnvSpec | 
     Raises:
         FileNotFoundError: there is no such file.
         ImportError: the extra `data` is missing.
-        TypeError, ValueError: the file is damaged or of another format, arrays are missing or have other lengths, values are
-            text, NaN, infinite or outside of their space, or the data are of another environment than `spec`.
+        TypeError, ValueError: the file is damaged, of another format or larger than memory, arrays are missing or have other
+            lengths, values are text, NaN, infinite or outside of their space, or the data are of another environment than
+            `spec`.
         RunError, ConfigError, CheckpointError: the run directory cannot be read.
     """
     if spec is not None:
@@ -44,17 +46,15 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], *, spec: EnvSpec | 
         return from_arrays("data.load", source, spec, "arrays")
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"data.load: source must be 'minari:NAME', a path or arrays by name, got {type(source).__name__}")
-    data = _read(os.fspath(source), spec)
-    return data if spec is None or not data.has_spaces else check_spaces("data.load", data, spec)
-
-
-def _read(source: str, spec: EnvSpec | None) -> DataSet:
-    if source.startswith(MINARI):
-        return read_minari("data.load", source.removeprefix(MINARI), None)
-    path = Path(source)
+    text = os.fspath(source)
+    if text.startswith(MINARI):
+        return read_minari("data.load", text.removeprefix(MINARI), spec)
+    path = Path(text)
     if path.is_dir():
-        return read_run("data.load", path)
-    if not os.path.lexists(path):
+        if (path / "data").is_dir():
+            raise ValueError(f"data.load: {path} is no run directory; Minari's data sets are 'minari:NAME'")
+        return read_run("data.load", path, spec)
+    if not path.exists():
         raise FileNotFoundError(f"data.load: {path}: there is no such file or run directory; Minari's are 'minari:NAME'")
     if path.suffix == ".npz":
         return read_npz("data.load", path, spec)

@@ -1,5 +1,6 @@
 """The data set of a run: the transitions in the replay of its newest checkpoint."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HasReplay
 from polyak.data.arrays import insert_final
-from polyak.data.content import create_data_set
+from polyak.data.content import create_data_set, same_spaces
 from polyak.data.data_set import DataSet
 from polyak.replay.replay import ReplayState
 from polyak.replay.sequences import SequenceReplay
@@ -23,14 +24,14 @@ from polyak.storage.run_directory import open_run
 ROWS_AT_ONCE = 100_000
 
 
-def read_run(owner: str, path: Path) -> DataSet:
-    """Read the replay of a run, in the environment's units.
+def read_run(owner: str, path: Path, spec: EnvSpec | None) -> DataSet:
+    """Read the replay of a run, in the environment's units, with its spaces or those of an equal environment.
 
     Episodes are in the order in which each environment has played them. The oldest episodes may lack their beginnings, and
     the newest are cut short.
 
     Raises:
-        ValueError: the run's agent has no replay, or its checkpoints lack it.
+        ValueError: the run's agent has no replay, its checkpoints lack it, or it is of another environment.
         RunError, ConfigError, CheckpointError: the run directory cannot be read.
     """
     run = open_run(path)
@@ -38,6 +39,7 @@ def read_run(owner: str, path: Path) -> DataSet:
     has_replay = isinstance(agent, HasReplay)
     if not has_replay:
         raise ValueError(f"{owner}: {path}: {type(agent).__name__} has no replay; use polyak.data.collect with its policy")
+    stored = same_spaces(owner, agent.spec, spec, path.name)
     like = getattr(jax.eval_shape(agent.init, jax.random.key(0)), agent.replay_field)
     prefix = f".agent.{agent.replay_field}"
     restored = restore(run.checkpoints, like, prefix=prefix, optional=prefix)
@@ -45,7 +47,8 @@ def read_run(owner: str, path: Path) -> DataSet:
         raise ValueError(
             f"{owner}: {path}: the checkpoints have no replay, as the run was trained with checkpoint_replay=False"
         )
-    return read_replay(owner, getattr(agent, "replay", None), restored.tree, agent.spec, path.name)
+    spec = dataclasses.replace(stored, action_scaling=agent.spec.action_scaling)
+    return read_replay(owner, getattr(agent, "replay", None), restored.tree, spec, path.name)
 
 
 def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name: str) -> DataSet:
@@ -92,7 +95,7 @@ def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name
     return create_data_set(
         f"{owner}: {name}",
         spec,
-        obs=spec.native_obs(insert_final(obs, final, lengths)),
+        obs=spec.native_obs(insert_final(spec.obs, obs, final, lengths)),
         action=spec.native_action(action),
         reward=reward,
         lengths=lengths,
