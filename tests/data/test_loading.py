@@ -46,6 +46,13 @@ def test_next_observations_are_the_final_ones_and_show_where_episodes_were_cut()
     assert [e.obs[-1].tolist() for e in data.episodes] == [obs[3].tolist(), [7.0, 7.0], [9.0, 9.0]]
 
 
+@pytest.mark.parametrize("dtypes", [(np.float64, np.float32), (np.float32, np.float64), (np.float32, np.float16)])
+def test_next_observations_of_another_precision_cut_no_episode(dtypes):
+    obs = np.random.default_rng(0).normal(size=(N + 1, 2))
+    data = load(arrays(observations=obs[:-1].astype(dtypes[0]), next_observations=obs[1:].astype(dtypes[1])))
+    assert data.lengths.tolist() == [3, 3]
+
+
 def test_shuffled_transitions_are_episodes_of_one_step():
     order = np.random.default_rng(0).permutation(N)
     obs = arrays()["observations"]

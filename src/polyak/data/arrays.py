@@ -174,8 +174,11 @@ def _flags(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...], count:
 
 
 def _jumps(obs: PyTree, following: PyTree) -> npt.NDArray[np.bool_]:
-    """True for steps whose next observation is not the next row's observation."""
+    """True for steps whose next observation is not the next row's observation, as far as the narrower of both dtypes shows."""
     jumps = np.zeros(len(jax.tree.leaves(obs)[0]), bool)
     for x, y in zip(jax.tree.leaves(obs), jax.tree.leaves(following), strict=True):
-        jumps[:-1] |= (x[1:] != y[:-1]).reshape(len(x) - 1, -1).any(axis=1)
+        dtype = min(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize) if x.dtype.kind == y.dtype.kind else None
+        with np.errstate(over="ignore"):
+            before, after = (part if dtype is None else part.astype(dtype, copy=False) for part in (y[:-1], x[1:]))
+        jumps[:-1] |= (after != before).reshape(len(x) - 1, -1).any(axis=1)
     return jumps
