@@ -35,6 +35,12 @@ def test_without_next_observations_the_last_step_before_a_time_limit_is_the_fina
     data = load(arrays())
     assert data.lengths.tolist() == [3, 2] and data.terminated.tolist() == [True, False]
     np.testing.assert_array_equal(data.episodes[1].obs, arrays()["observations"][3:])
+    # A step alone gives nothing.
+    data = load(arrays(timeouts=np.isin(np.arange(N), (3, 5))))
+    assert data.lengths.tolist() == [3, 1] and data.terminated.tolist() == [True, False]
+    np.testing.assert_array_equal(data.episodes[0].obs[:3], arrays()["observations"][:3])
+    np.testing.assert_array_equal(data.episodes[1].obs, arrays()["observations"][4:])
+    np.testing.assert_allclose(data.action, arrays()["actions"][[0, 1, 2, 4]])
 
 
 def test_next_observations_are_the_final_ones_and_show_where_episodes_were_cut():
@@ -44,6 +50,37 @@ def test_next_observations_are_the_final_ones_and_show_where_episodes_were_cut()
     data = load(arrays(next_observations=following, timeouts=None))
     assert data.lengths.tolist() == [3, 1, 2] and data.truncated.tolist() == [False, True, True]
     assert [e.obs[-1].tolist() for e in data.episodes] == [obs[3].tolist(), [7.0, 7.0], [9.0, 9.0]]
+
+
+TERMINALS, TIMEOUTS = np.arange(N) == 1, np.arange(N) == 3
+
+
+@pytest.mark.parametrize(
+    "flags", [{"terminals": TERMINALS}, {"timeouts": TIMEOUTS}, {"terminals": TERMINALS, "timeouts": TIMEOUTS}]
+)
+@pytest.mark.parametrize("following", [None, arrays()["observations"] + 2.0])
+def test_dones_beside_one_of_both_flags_are_the_ends_of_episodes(flags, following):
+    unknown = {"terminals": None, "timeouts": None} | flags
+    data = load(arrays(**unknown, next_observations=following, dones=TERMINALS | TIMEOUTS))
+    assert_equal(data, load(arrays(terminals=TERMINALS, timeouts=TIMEOUTS, next_observations=following)))
+    assert data.lengths.tolist() == ([2, 1, 1] if following is None else [2, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"terminals": None, "timeouts": None}, "dones do not tell terminal states from time limits: add timeouts"),
+        ({"terminals": np.arange(N) == 2}, "dones must be True at the end of each episode, got False at 2"),
+        (
+            {"terminals": TERMINALS, "timeouts": np.arange(N) == 4},
+            "dones must be True at the end of each episode, got False at 4",
+        ),
+    ],
+)
+@pytest.mark.parametrize("following", [None, arrays()["observations"] + 2.0])
+def test_dones_that_say_too_little_or_something_else_are_an_error(flags, message, following):
+    with pytest.raises(ValueError, match=message):
+        load(arrays(**flags, next_observations=following, dones=TERMINALS | TIMEOUTS))
 
 
 @pytest.mark.parametrize("dtypes", [(np.float64, np.float32), (np.float32, np.float64), (np.float32, np.float16)])

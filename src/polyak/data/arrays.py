@@ -24,7 +24,8 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
     Args:
         owner: the function that has read the arrays, and their file, for errors.
         arrays: `observations`, `actions`, `rewards`, `terminations` (or `terminals`) and `truncations` (or `timeouts`), of
-            which the last may be missing; arrays of a tree of spaces in dicts. The final observations of episodes are in
+            which the last may be missing; arrays of a tree of spaces in dicts. `dones` of Gym's old interface, which are True
+            at both kinds of ends, take the place of one of the two. The final observations of episodes are in
             `next_observations` (one for each step) or `final_observations` (one for each episode). Without either, the last
             step of an episode that did not terminate only gives the final observation of the step before. Where
             `next_observations` differs from the next row of `observations`, the episode was cut short.
@@ -153,12 +154,18 @@ def _check_rows(name: str, tree: PyTree, count: int, of: str) -> None:
 
 
 def _read_ends(owner: str, arrays: Mapping[str, Any], count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Flags of terminal states, and of other ends of episodes, of each step."""
-    terminated, truncated = (_flags(owner, arrays, names, count) for names in (TERMINATED, TRUNCATED))
+    """Flags of terminal states, and of other ends of episodes, of each step; done = terminated | truncated."""
+    terminated, truncated, done = (_flags(owner, arrays, names, count) for names in (TERMINATED, TRUNCATED, DONE))
     if terminated is None:
-        hint = "; dones do not tell terminal states from time limits" if "dones" in arrays else ""
-        raise ValueError(f"{owner}: terminations (or terminals) must be given, got {sorted(arrays)}{hint}")
-    return terminated, np.zeros(count, bool) if truncated is None else truncated & ~terminated
+        if done is None or truncated is None:
+            hint = "" if done is None else "; dones do not tell terminal states from time limits: add timeouts"
+            raise ValueError(f"{owner}: terminations (or terminals) must be given, got {sorted(arrays)}{hint}")
+        terminated = done & ~truncated
+    ends = terminated if truncated is None else terminated | truncated
+    done = ends if done is None else done
+    if (is_open := ends & ~done).any():
+        raise ValueError(f"{owner}: dones must be True at the end of each episode, got False at {np.argmax(is_open)}")
+    return terminated, done & ~terminated
 
 
 def _flags(owner: str, arrays: Mapping[str, Any], names: tuple[str, ...], count: int) -> npt.NDArray[np.bool_] | None:
