@@ -1,6 +1,7 @@
 """Training on a data set: gradient steps alone, for every agent with a replay."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.data import content
 from polyak.loops.loop import TrainingDiverged
 from polyak.train.offline import make_offline_agent
 
@@ -139,6 +141,13 @@ def test_a_recurrent_network_learns_offline(cartpole):
         ("sac", {"eval_every": 10}, ValueError, "eval_every and eval_episodes need env"),
         ("sac", {"gradient_steps": 0}, ValueError, "train.offline: gradient_steps must be an integer >= 1"),
         ("sac", {"settings": {"gama": 0.9}}, TypeError, "unknown field 'gama'"),
+        (
+            "sac",
+            {"settings": {"normalize_reward": "return"}},
+            ValueError,
+            "SAC: normalize_reward must be 'reward' or None to learn",
+        ),
+        ("sac", {"settings": {"n_step": 200}}, ValueError, r"n_step=200 must be at most \d+, the steps of the longest episode"),
         ("dqn", {}, (TypeError, ValueError), "DQN"),
     ],
 )
@@ -148,6 +157,52 @@ def test_what_does_not_fit_is_an_error_before_training(agent, options, error, me
             agent, pendulum, **{"gradient_steps": 10, "run_dir": tmp_path / "run", "progress": False} | options
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ("dnq", "unknown algorithm 'dnq'"),
+        (polyak.UniformReplay(9), "agent must"),
+        ("ppo", "PPO has no replay to learn from data"),
+    ],
+)
+def test_a_wrong_agent_is_an_error_before_the_data_are_loaded(agent, message, cartpole):
+    agent = polyak.PPO(cartpole.spec) if agent == "ppo" else agent
+    with pytest.raises((TypeError, ValueError), match=message):
+        polyak.train.offline(agent, "none.npz", gradient_steps=1, progress=False)
+
+
+@pytest.mark.parametrize("source", ["file", "data set"])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("has_env", [True, False])
+def test_all_values_are_checked_once_between_file_and_replay(source, named, has_env, tmp_path, cartpole, monkeypatch):
+    if source == "file":
+        polyak.data.save(cartpole, tmp_path / "data.npz")
+    checked = []
+    check = content.range_error
+    monkeypatch.setattr(content, "range_error", lambda name, *rest: checked.append(name.split()[-1]) or check(name, *rest))
+    # It returns no training, so that nothing is compiled.
+    monkeypatch.setattr(
+        sys.modules["polyak.train.offline"], "prepare_offline", lambda agent, data, *rest, **options: loaded.append(data)
+    )
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2) if has_env else None
+    agent, loaded = "dqn" if named else polyak.DQN(cartpole.spec, **SMALL_DQN), []
+    with pytest.raises(TypeError, match="NoneType"):
+        offline(agent, tmp_path / "data.npz" if source == "file" else cartpole, 10, None, env=env)
+    (data,) = loaded
+    parts = ["actions", "final_observations", "observations", "rewards"]
+    assert sorted(checked) == (parts if source == "file" else [part for part in parts if part != "final_observations"])
+    if source == "data set":
+        assert np.shares_memory(data.obs, cartpole.obs) and np.shares_memory(data.action, cartpole.action)
+
+
+def test_the_replay_has_room_for_sequences_that_are_longer_than_the_data(cartpole):
+    replay = polyak.SequenceReplay(10_000, sequence_length=2_000)
+    agent = polyak.DQN(cartpole.spec, batch_size=16, network=polyak.LSTM(8, head=polyak.QValues()), replay=replay)
+    made = make_offline_agent(agent, cartpole, None, 10, None)
+    assert 2_000 < made.replay.capacity < 5_000
+    made.check(1)
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path, cartpole):

@@ -120,7 +120,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
         dispatch_synchronously()
         episodes = EPISODES if env_id is not None and flags.eval_episodes is None else flags.eval_episodes
         with evaluation_envs(algorithm, env_id, episodes) as (env, source):
-            data = load_data("polyak train", flags.data, env)
+            data = load_data("polyak train", flags.data, None if env is None else env.spec)
             settings = changed_settings(agent_settings)
             made: Any = make_agent(algorithm, spec_for(algorithm, data, env), source, flags.gradient_steps, settings)
             made = change_parts(algorithm, made, network_flags, ReplayFlags(), flags.gradient_steps, settings)

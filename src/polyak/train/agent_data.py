@@ -5,22 +5,28 @@ from typing import Any
 
 import jax
 
+from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.data.content import check_spaces
 from polyak.data.data_set import DataSet
 from polyak.data.loading import load
 from polyak.loops.offline_loop import LearnsOffline
 from polyak.replay.mixed import MixedReplay
+from polyak.replay.sequences import SequenceReplay
 
 # Rows between streams, and those that n-step sums and sequences read, take some more than the data.
 SPARE_ROWS = 128
 
 
-def load_data(owner: str, data: Any, env: Env | HostEnv | None) -> DataSet:
-    """Return the data set, loaded if needed, with the spaces of the environment if there is one."""
-    spec = None if env is None else env.spec
-    loaded = data if isinstance(data, DataSet) else load(data, spec=spec)
-    return loaded if spec is None else check_spaces(owner, loaded, spec)
+def load_data(owner: str, data: Any, spec: EnvSpec | None) -> DataSet:
+    """Return the data set, loaded if needed, with these spaces or its own; all its values are checked, once.
+
+    Raises:
+        TypeError, ValueError: the data are invalid, or of another environment.
+    """
+    if isinstance(data, DataSet):
+        return check_spaces(owner, data, data.spec if spec is None else spec)
+    return load(data, spec=spec)
 
 
 def check_learns_from_data(owner: str, agent: Any) -> None:
@@ -39,7 +45,8 @@ def check_learns_from_data(owner: str, agent: Any) -> None:
 def with_room(agent: Any, data: DataSet) -> Any:
     """The agent with a replay of as many rows as the data need."""
     steps = agent.num_steps
-    rows = data.num_transitions + data.num_episodes + max(2, steps) + SPARE_ROWS
+    longest = agent.replay.sequence_length if isinstance(agent.replay, SequenceReplay) else 0
+    rows = data.num_transitions + data.num_episodes + max(2, steps, longest) + SPARE_ROWS
     capacity = (-(-rows // steps) + 2) * steps
     return dataclasses.replace(agent, replay=agent.replay.with_capacity(capacity))
 
@@ -62,7 +69,7 @@ def with_data(owner: str, agent: Agent, data: Any, env: Env | HostEnv, share: fl
     # Before the data are loaded, which takes longer.
     mixed = MixedReplay(known.replay, share=share)
     mixed.divide(known.batch_size)
-    data_set = load_data(owner, data, env)
+    data_set = load_data(owner, data, env.spec)
     alone = with_room(known, data_set)
     rollout = data_set.rollout(known.spec, num_steps=known.num_steps, pad=True)
     filled = jax.device_get(alone.add(alone.init(jax.random.key(0)), rollout).replay)

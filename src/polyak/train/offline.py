@@ -12,7 +12,6 @@ from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
-from polyak.data.content import check_spaces
 from polyak.data.data_set import DataSet
 from polyak.envs.constructors import is_in_jax
 from polyak.envs.source import EnvSource, source_of
@@ -91,7 +90,7 @@ def offline(
     check_callbacks(OWNER, callbacks)
     check_seed(OWNER, "seed", seed)
     with evaluation_envs(agent, env, eval_episodes) as (made, source):
-        data_set = load_data(OWNER, data, made)
+        data_set = load_data(OWNER, data, _spec_of(agent, made))
         built = make_offline_agent(agent, data_set, made, gradient_steps, settings)
         training = prepare_offline(
             built,
@@ -135,31 +134,62 @@ def make_evaluation_env(agent: Any, env: Any, episodes: int | None) -> Env | Hos
     return made
 
 
+def _spec_of(agent: Any, env: Env | HostEnv | None) -> EnvSpec | None:
+    """Return the spaces that the data must have, or None for a named agent without environment, after checks that need no data.
+
+    Raises:
+        TypeError, ValueError: the algorithm is unknown, the agent has no replay, or its spec is not the environment's.
+    """
+    if isinstance(agent, str):
+        _class_of(agent)
+        return None if env is None else env.spec
+    check_agent(OWNER, agent)
+    check_learns_from_data(OWNER, agent)
+    spec: EnvSpec = agent.spec
+    if env is not None:
+        check_spec(OWNER, spec, env.spec)
+    return spec
+
+
+def _class_of(algorithm: str) -> Any:
+    name = algorithm.lower()
+    if name not in AGENTS:
+        raise ValueError(f"{OWNER}: {unknown_name(name, AGENTS, 'algorithm')}")
+    return agent_class(name)
+
+
 def make_offline_agent(
     agent: Any, data: DataSet, env: Env | HostEnv | None, gradient_steps: int, settings: Mapping[str, Any] | None
 ) -> Any:
     """Return the agent with room for the data in its replay; a named one is created from its preset.
 
     Raises:
-        TypeError, ValueError: the algorithm is unknown or does not learn from a replay, or the data are of other spaces.
+        TypeError, ValueError: the agent does not learn from a replay, or its settings do not fit the data.
     """
+    made = agent
     if isinstance(agent, str):
         name = agent.lower()
-        if name not in AGENTS:
-            raise ValueError(f"{OWNER}: {unknown_name(name, AGENTS, 'algorithm')}")
-        made = agent_class(name)(
-            spec=spec_for(name, data, env), **preset(name, data.spec.id).settings(gradient_steps, settings)
-        )
-    else:
-        check_agent(OWNER, agent)
-        if settings:
-            raise ValueError(f"{OWNER}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
-        made = agent
+        made = _class_of(name)(spec=spec_for(name, data, env), **preset(name, data.spec.id).settings(gradient_steps, settings))
+    elif settings:
+        raise ValueError(f"{OWNER}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
     check_learns_from_data(OWNER, made)
-    if env is not None:
-        check_spec(OWNER, made.spec, env.spec)
-    check_spaces(OWNER, data, made.spec)
+    _check_settings(made, data)
     return with_room(made, data)
+
+
+def _check_settings(agent: Any, data: DataSet) -> None:
+    settings = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    name, n_step, longest = type(agent).__name__, settings.get("n_step", 1), int(data.lengths.max())
+    if settings.get("normalize_reward") == "return":
+        raise ValueError(
+            f"{OWNER}: {name}: normalize_reward must be 'reward' or None to learn from data, got 'return', the statistics of "
+            "returns that the agent's own policy collects"
+        )
+    if n_step > longest:
+        raise ValueError(
+            f"{OWNER}: {name}: n_step={n_step} must be at most {longest}, the steps of the longest episode of "
+            f"{data.name!r}; set a smaller n_step"
+        )
 
 
 def spec_for(algorithm: str, data: DataSet, env: Env | HostEnv | None) -> EnvSpec:
