@@ -76,6 +76,29 @@ def test_the_replay_of_a_run_is_a_data_set(sac_run):
     assert not data.terminated.any()
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda rows: polyak.PrioritizedReplay(rows.capacity),
+        lambda rows: polyak.replay.MixedReplay(rows, 32),
+        lambda rows: polyak.replay.MixedReplay(polyak.PrioritizedReplay(rows.capacity), 32),
+    ],
+)
+def test_every_replay_has_the_same_rows(wrap):
+    from polyak.data.run_replay import read_replay
+
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    rollout = polyak.train.collect(polyak.policies.Uniform(env.spec), env, num_steps=40, key=jax.random.key(0))
+    sets = []
+    for replay in (polyak.UniformReplay(200), wrap(polyak.UniformReplay(200))):
+        agent = polyak.DQN(env.spec, polyak.MLP((4,)), replay=replay)
+        state = agent.add(agent.init(jax.random.key(0)), rollout).replay
+        sets.append(read_replay("test", agent.replay, state, env.spec, "replay"))
+    assert sets[0].num_transitions > 50
+    np.testing.assert_array_equal(sets[1].obs, sets[0].obs)
+    np.testing.assert_array_equal(sets[1].lengths, sets[0].lengths)
+
+
 def test_a_run_without_a_replay_is_an_error(tmp_path):
     settings = {"num_steps": 8, "num_minibatches": 1}
     polyak.train.run(

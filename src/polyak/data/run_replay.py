@@ -14,6 +14,9 @@ from polyak.core.types import HasReplay
 from polyak.data.arrays import insert_final
 from polyak.data.content import create_data_set, same_spaces
 from polyak.data.data_set import DataSet
+from polyak.replay.hindsight import HindsightReplay
+from polyak.replay.mixed import MixedReplay
+from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.replay import ReplayState
 from polyak.replay.sequences import SequenceReplay
 from polyak.replay.uniform import UniformReplay
@@ -27,8 +30,8 @@ ROWS_AT_ONCE = 100_000
 def read_run(owner: str, path: Path, spec: EnvSpec | None) -> DataSet:
     """Read the replay of a run, in the environment's units, with its spaces or those of an equal environment.
 
-    Episodes are in the order in which each environment has played them. The oldest episodes may lack their beginnings, and
-    the newest are cut short.
+    Of a `MixedReplay` these are the environment's steps. Episodes are in the order in which each environment has played them;
+    the oldest may lack their beginnings, and the newest are cut short.
 
     Raises:
         ValueError: the run's agent has no replay, its checkpoints lack it, or it is of another environment.
@@ -62,10 +65,10 @@ def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name
         name: the source.
 
     Raises:
-        ValueError: the replay is empty, or no `UniformReplay` or one that is based on it.
+        ValueError: the replay is empty, or the caller's own.
     """
-    rows = UniformReplay(replay.capacity) if isinstance(replay, SequenceReplay) else replay
-    if not isinstance(rows, UniformReplay) or not isinstance(state, ReplayState):
+    rows = _rows_of(replay)
+    if rows is None or not isinstance(state, ReplayState):
         raise ValueError(f"{owner}: {name}: the rows of {type(replay).__name__} cannot be read")
     slots, num_envs, _ = np.asarray(state.layout).tolist()
     size, position = int(state.size), int(state.position)
@@ -102,6 +105,17 @@ def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name
         terminated=discount[last] == 0,
         name=name,
     )
+
+
+def _rows_of(replay: Any) -> UniformReplay | None:
+    """The replay that stores rows as this one does, with their own goals; None for a replay of the caller's."""
+    if isinstance(replay, MixedReplay | HindsightReplay):
+        return _rows_of(replay.replay)
+    if isinstance(replay, PrioritizedReplay):
+        return UniformReplay(replay.capacity, replay.frame_stack, replay.frame_padding)
+    if isinstance(replay, SequenceReplay):
+        return UniformReplay(replay.capacity)
+    return replay if isinstance(replay, UniformReplay) else None
 
 
 def _chunks(index: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
