@@ -18,7 +18,7 @@ LONGER = {
     "tests/test_to_the_bit.py": "compiles with the optimizing compiler",
     "tests/test_types.py": "runs mypy on a user's script",
     "tests/test_users_week.py": _PROCESSES,
-    "tests/studies/test_study.py": "trains studies, one of which is killed ten times, and starts processes",
+    "tests/studies/test_study.py": "trains studies, one of which is killed several times, and starts processes",
     "tests/agents/test_actor_critics.py": _EVERY_AGENT,
     "tests/agents/test_actor_critics_tf_agents.py": _EVERY_AGENT,
     "tests/agents/test_combined_actions.py": _EVERY_AGENT,

@@ -2,11 +2,9 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +14,18 @@ from polyak.storage.run_files import RunError
 from polyak.storage.toml_files import write_toml
 from polyak.studies import jobs, training
 from polyak.studies.training import Bench, StudyStopped, Task
+from tests.cli.fork_server import ForkServer
+from tests.cli.processes import environment, finish, wait_until
 
 pytest.importorskip("optuna")
 
-ROOT = Path(__file__).parents[2]
 # Only numbers vary, so that all trials are one program.
 SPACE = {"learning_rate": {"low": 1e-5, "high": 1e-2, "log": True}, "gamma": [0.9, 0.99], "normalize_reward": [None, "return"]}
+SPACE_FILE = """
+learning_rate = { low = 1e-5, high = 1e-2, log = true }
+gamma = [0.9, 0.99]
+normalize_reward = ["None", "return"]
+"""
 TINY = {
     "env_steps": 512,
     "num_envs": 2,
@@ -180,34 +184,39 @@ def test_workers_train_all_trials_although_one_is_killed(tmp_path, monkeypatch, 
         os.kill(killed[0]._process.pid, 0)
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from tests.studies.test_study import study
-study(sys.argv[1], trials=6, pruner="median")
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_study_killed_at_ten_random_moments_equals_one_that_was_not(tmp_path):
-    command = [sys.executable, "-c", SCRIPT]
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    start = time.monotonic()
-    subprocess.run([*command, str(tmp_path / "whole"), str(ROOT)], env=environment, check=True)
-    seconds = time.monotonic() - start
-    cut, draw, kills = tmp_path / "cut", random.Random(0), 0
-    while kills < 10:
-        process = subprocess.Popen([*command, str(cut), str(ROOT)], env=environment, stdout=subprocess.DEVNULL)
-        try:
-            # Later than the imports, which change nothing.
-            process.wait(draw.uniform(0.2, 0.7) * seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        kills += 1
-    subprocess.run([*command, str(cut), str(ROOT)], env=environment, check=True)
-    whole, again = (json.loads((path / "study.json").read_text()) for path in (tmp_path / "whole", cut))
+def test_a_study_killed_at_random_moments_equals_one_that_was_not(tmp_path):
+    (tmp_path / "space.toml").write_text(SPACE_FILE)
+    changes = {"trials": 6, "space": "space.toml", "pruner": "median", "fresh_seeds": 1}
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in (TINY | changes).items())
+    words = f"study a2c jax/CartPole-v1 {flags} --directory"
+    # Commands without the seconds of importing, which change nothing.
+    forks = ForkServer(environment(tmp_path / "cache"))
+    try:
+        code, out = finish(forks.start(f"{words} whole", tmp_path), 600)
+        assert code == 0, out
+        draw = random.Random(0)
+        # While the first trial compiles, between and in the others, and in the fresh trainings at the end.
+        for count in (0, 1, 2, 4, 6):
+            process = forks.start(f"{words} cut", tmp_path)
+            wait_until((tmp_path / "cut" / "options.json").exists, process)
+            wait_until(lambda count=count: count_records(tmp_path / "cut") >= count, process)
+            # A trial takes about twice as long on a quiet machine.
+            time.sleep(draw.uniform(0, 0.3))
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+            process.stdout.close()
+        code, out = finish(forks.start(f"{words} cut", tmp_path), 600)
+        assert code == 0, out
+    finally:
+        forks.close()
+    whole, again = (json.loads((tmp_path / name / "study.json").read_text()) for name in ("whole", "cut"))
     assert again == whole and len(whole["trials"]) == 6
-    assert (cut / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
+    assert (tmp_path / "cut" / "best.toml").read_text() == (tmp_path / "whole" / "best.toml").read_text()
+
+
+def count_records(directory):
+    """The trials and fresh trainings that a study has recorded."""
+    path = directory / "trials.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
