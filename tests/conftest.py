@@ -60,6 +60,7 @@ FIRST = (
     "tests/workers/test_ray.py",
     "tests/agents/test_actor_critics.py",
     "tests/cli/test_killed.py",
+    "tests/studies/test_study.py",
     "tests/workers/test_worker_rollouts.py",
     "tests/train/test_learners.py",
     "tests/test_to_the_bit.py",
