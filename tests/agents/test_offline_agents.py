@@ -145,6 +145,42 @@ def test_bc_with_a_recurrent_network_remembers():
         assert actions == [wanted] * length
 
 
+# TD3+BC
+
+
+def test_the_actors_loss_with_the_settings_of_rebrac_is_rebracs():
+    """β |π - a|² - λ min Q of actions of 2 dimensions, divided by β dim A (arXiv:2305.09836)."""
+    beta, agent, batch = 0.1, small_td3_bc(), make_batch(BOX)
+    agent = dataclasses.replace(agent, q_weight=1 / (beta * 2), actor_q="min")
+    copies = agent.init(KEY).copies
+    actor, critics = copies.actor.online, copies.critics.online
+    # Values of both signs: of one sign alone, mean Q / mean |Q| is 1.
+    critics.params["head"]["kernel"] *= 5.0
+    critics.params["head"]["bias"] *= 0.0
+    action = np.float64(agent.deterministic_action(actor, batch.obs))
+    q = np.float64(agent.q_values(critics, batch.obs, jnp.asarray(action, jnp.float32))).min(axis=1)
+    assert q.min() < -0.1 < 0.1 < q.max()
+    distance = np.sum((action - np.float64(batch.action)) ** 2, axis=1)
+    wanted = np.mean(beta * distance - q / np.abs(q).mean())
+    loss, _ = agent.actor_loss(actor.params, batch, actor=actor, critics=critics)
+    np.testing.assert_allclose(beta * 2 * loss, wanted, **NEAR)
+    first, _ = dataclasses.replace(agent, actor_q="first").actor_loss(actor.params, batch, actor=actor, critics=critics)
+    assert abs(first - loss) > 1e-3
+
+
+def test_values_are_normalized_over_all_devices():
+    agent, batch = small_td3_bc(), make_batch(BOX)
+    copies = agent.init(KEY).copies
+    arguments = {"actor": copies.actor.online, "critics": copies.critics.online}
+    whole, _ = agent.actor_loss(copies.actor.online.params, batch, **arguments)
+
+    def of_device(part):
+        return agent.actor_loss(copies.actor.online.params, part, axis_name="devices", **arguments)[0]
+
+    halves = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
+    np.testing.assert_allclose(jnp.sum(jax.vmap(of_device, axis_name="devices")(halves)), whole, **NEAR)
+
+
 # IQL
 
 

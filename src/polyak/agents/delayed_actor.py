@@ -57,7 +57,14 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
 
     @abc.abstractmethod
     def actor_loss(
-        self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables, key: PRNGKeyArray | None = None
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        key: PRNGKeyArray | None = None,
+        axis_name: str | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
         """The actor's loss of a batch whose weights sum to 1, and its terms.
 
@@ -66,6 +73,7 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
             actor: the actor; its parameters are not used.
             critics: the online critics.
             key: for dropout.
+            axis_name: inside `shard_map`, the mesh axis that the batch is split over.
         """
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
@@ -98,7 +106,8 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
         applied = critic_log.applied.astype(jnp.uint32)
         critics = critics.follow(updates=applied)
-        loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=jax.random.fold_in(key, 3))
+        actor_key = jax.random.fold_in(key, 3)
+        loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, key=actor_key, axis_name=axis_name)
 
         def train_actor(actor: NetworkCopies, enabled: Bool[Array, ""]) -> tuple[NetworkCopies, StepLog]:
             return actor.train(loss, actor_step, batch, enabled=enabled, axis_name=axis_name)

@@ -112,15 +112,9 @@ class TD3(DelayedActorAgent):
         actor: Variables,
         critics: Variables,
         key: PRNGKeyArray | None = None,
+        axis_name: str | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
-        """-J(φ) of a batch whose weights sum to 1; no terms.
-
-        Args:
-            params: φ.
-            actor: the actor; its parameters are not used.
-            critics: the online critics.
-            key: for dropout.
-        """
+        """-J(φ) of a batch whose weights sum to 1; no terms; arguments as in `DelayedActorAgent.actor_loss`."""
         actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
         action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
         q = self.q_values(critics, batch.obs, action)

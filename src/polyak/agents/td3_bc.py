@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from polyak.learning.actor_critic_updates import action_dimensions, check_critic
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
-from polyak.ops.losses import weighted_sum
+from polyak.ops.losses import sum_over_devices, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
@@ -33,9 +33,15 @@ class TD3BC(DelayedActorAgent):
         J(φ) = E[ λ Q_θ1(s, π_φ(s)) - |π_φ(s) - a|² / dim A ],    λ = α / E|Q_θ1(s, π_φ(s))|
 
     Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. The paper normalizes observations, `normalize_obs=True`
-    in the preset. ReBRAC (Tarasov et al. 2023, arXiv:2305.09836) is this agent with `critics=Critics((256, 256, 256),
-    norm="layer")`, a wider actor, larger batches and the weight β of its actor's penalty: α = dim A / β; without its penalty of
-    the critics.
+    in the preset.
+
+    ReBRAC (Tarasov et al. 2023, arXiv:2305.09836) has the actor's loss
+
+        E[ β |π_φ(s) - a|² - λ min_i Q_θi(s, π_φ(s)) ],    λ = 1 / E|min_i Q_θi(s, π_φ(s))|
+
+    which is β dim A times the loss here with `q_weight` = 1 / (β dim A) and `actor_q="min"`. The rest of it is
+    `critics=Critics((256, 256, 256), norm="layer")`, an actor of three layers and batches of 1,024; its penalty of the target,
+    which needs the data's next action, is left out.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
@@ -43,6 +49,7 @@ class TD3BC(DelayedActorAgent):
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
         q_weight: α, the weight of the value against the data's actions.
         normalize_q: False takes λ = α.
+        actor_q: the value Q that the actor maximizes: of the `"first"` critic, as TD3's, or the `"min"` of all critics.
         exploration_noise: standard deviation of the noise on actions that are collected online, a number or a schedule; 0
             disables the noise.
 
@@ -57,6 +64,7 @@ class TD3BC(DelayedActorAgent):
 
     q_weight: Scalar = number(default=2.5, at_least=0)
     normalize_q: bool = choice(default=True, choices=(True, False))
+    actor_q: Literal["first", "min"] = choice(default="first", choices=("first", "min"))
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     learning_rate: Schedule = 3e-4
 
@@ -87,20 +95,22 @@ class TD3BC(DelayedActorAgent):
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
 
     def actor_loss(
-        self, params: PyTree, batch: Transition, *, actor: Variables, critics: Variables, key: PRNGKeyArray | None = None
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        key: PRNGKeyArray | None = None,
+        axis_name: str | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
-        """-J(φ) of a batch whose weights sum to 1, and its terms.
-
-        Args:
-            params: φ.
-            actor: the actor; its parameters are not used.
-            critics: the online critics.
-            key: for dropout.
-        """
+        """-J(φ) of a batch whose weights sum to 1, and its terms; arguments as in `DelayedActorAgent.actor_loss`."""
         actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
         action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
-        q = self.q_values(critics, batch.obs, action)[:, 0]
-        scale = weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight) if self.normalize_q else jnp.ones(())
+        q = self.q_values(critics, batch.obs, action)
+        q = q[:, 0] if self.actor_q == "first" else jnp.min(q, axis=1)
+        size = sum_over_devices(weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight), axis_name)
+        scale = size if self.normalize_q else jnp.ones(())
         errors = jax.tree.map(lambda x, y: jnp.sum(jnp.square(x - y).reshape(len(x), -1), axis=1), action, batch.action)
         distance: Any = sum(jax.tree.leaves(errors)) / action_dimensions(self.spec)
         loss = weighted_sum(distance - self.q_weight / scale * q, batch.weight)
