@@ -285,6 +285,7 @@ AGENTS = {
     "bc": lambda: (small_bc(BOX), BOX),
     "td3_bc": lambda: (small_td3_bc(), BOX),
     "iql": lambda: (small_iql(BOX), BOX),
+    "bc_flow": lambda: (small_bc(BOX, flow_steps=3), BOX),
     "iql_discrete": lambda: (small_iql(DISCRETE), DISCRETE),
     "cql": lambda: (small_cql(), BOX),
     "discrete_cql": lambda: (polyak.DiscreteCQL(DISCRETE, polyak.MLP((5,)), replay=REPLAY), DISCRETE),

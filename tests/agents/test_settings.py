@@ -37,6 +37,7 @@ WRONG = {
     **dict.fromkeys(("max_skipped_updates", "num_quantiles", "num_action_samples"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
     **dict.fromkeys(("dropped_quantiles",), NO_COUNT),
+    "flow_steps": (0, 101, *NO_COUNT),
     "num_atoms": (1, *NO_COUNT),
     "n_step": (0, 1_001, *NO_COUNT),
     "learning_starts": (2**31 + 1, *NO_COUNT),

@@ -1,4 +1,4 @@
-"""Behavioral cloning: maximum likelihood of recorded actions (Pomerleau 1991, doi:10.1162/neco.1991.3.1.88)."""
+"""Behavioral cloning: maximum likelihood of recorded actions, or a flow (Pomerleau 1991, doi:10.1162/neco.1991.3.1.88)."""
 
 import dataclasses
 from functools import partial
@@ -9,18 +9,20 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.spaces import check_env_spec
-from polyak.core.struct import check_settings, setting, static, struct
+from polyak.core.spaces import EnvSpec, check_env_spec
+from polyak.core.struct import check_settings, integer, setting, static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.learning.actor_critic_updates import check_actor
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.feedforward import MLP, complete
+from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, flow_error, noise_spec, to_unit
 from polyak.networks.heads import PolicyOnly
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import StepCount
+from polyak.policies.flow_policy import FlowPolicy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.replay.replay import Replay, Transition, check_replay
 from polyak.replay.sequences import SequenceObs
@@ -37,14 +39,26 @@ class BC(OffPolicyAgent):
     `envs.make(..., action_scaling="rescale")`; the greedy policy acts by their mean. Rewards, and `gamma` and `n_step`, are not
     used.
 
+    With `flow_steps` = K the policy is a flow, for Box actions of which there are several good ones in one state, between which
+    a mean is wrong. A velocity v is matched to the straight ways from noise to the actions:
+
+        L(θ) = E[ |v_θ(s, x_t, t) - (a - x_0)|² / dim A ],    x_t = (1 - t) x_0 + t a,    x_0 ~ N(0, I),    t ~ U(0, 1)
+
+    and an action is the end of the flow from noise x_0, x_{k+1} = x_k + v(s, x_k, k / K) / K, clipped to the bounds. The greedy
+    policy takes, of 31 actions of fixed noise, the one with most others near it.
+
     Attributes:
         network: a network that returns `(action_params, value)`, the value unused, such as `polyak.LSTM()`; None takes
             `NatureCNN` for images, else `MLP` with two layers of 256, and a standard deviation that is a parameter. The loss
-            applies it in training mode (dropout, batch normalization), except for recurrent networks.
+            applies it in training mode (dropout, batch normalization), except for recurrent networks. With `flow_steps` its
+            observation is a Tuple of the observation, x_t and t `[B, 1]`, and the `loc` of its output the velocity.
+        flow_steps: K, number of steps of a flow policy; None takes the distribution of the action space, a Gaussian for a Box.
         replay: a `UniformReplay`, or a `SequenceReplay` for recurrent networks.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
+
+    Source of the flow: Lipman et al. 2023, arXiv:2210.02747; as a policy, Park, Li and Levine 2025, arXiv:2502.02538.
 
     >>> from polyak.core.spaces import Box, Discrete, EnvSpec
     >>> agent = BC(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), replay=UniformReplay(10_000))
@@ -54,6 +68,7 @@ class BC(OffPolicyAgent):
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
 
     network: Network | None = static(default=None, kw_only=False)
+    flow_steps: int | None = integer(default=None, at_most=MAX_FLOW_STEPS, optional=True)
     replay: Replay = setting(default=UniformReplay(1_000_000), check=partial(check_replay, sequences=True))
 
     def __post_init__(self) -> None:
@@ -65,6 +80,8 @@ class BC(OffPolicyAgent):
         if self.replay.has_priorities:
             raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")
         check_sequences("BC", self.network, self.replay, self.num_steps)
+        if self.flow_steps is not None:
+            check_flow("BC", "network", self._network, self.spec)
         self._check_together()
 
     def check(self, num_envs: int, devices: int = 1) -> None:
@@ -77,8 +94,9 @@ class BC(OffPolicyAgent):
 
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
         """The network."""
-        copies = NetworkCopies.create(self._network, key, self.spec, optimizer=None)
-        check_actor(self._network, copies.online, self.spec)
+        spec = self._network_spec
+        copies = NetworkCopies.create(self._network, key, spec, optimizer=None)
+        check_actor(self._network, copies.online, spec)
         return copies.with_optimizer_state(self.optimizer_at())
 
     def check_copies(self, copies: NetworkCopies) -> None:
@@ -112,8 +130,13 @@ class BC(OffPolicyAgent):
         Args:
             params: θ.
             online: the network's variables; their parameters are not used.
-            key: for dropout.
+            key: for dropout, and for the noise and times of a flow.
         """
+        if self.flow_steps is not None:
+            assert key is not None, "a flow needs noise"
+            velocity, action = dataclasses.replace(online, params=params), to_unit(self.spec, batch.action)
+            error, stats = flow_error(self._network, velocity, self.spec, batch.obs, action, key)
+            return weighted_sum(error, batch.weight), Aux({}, stats)
         action_params, stats = self._action_params(dataclasses.replace(online, params=params), batch.obs, key)
         distribution = for_space(self.spec.action, action_params, batch.action_mask)
         loss = -weighted_sum(distribution.log_prob(batch.action), batch.weight)
@@ -121,16 +144,19 @@ class BC(OffPolicyAgent):
         return loss, Aux({"entropy": entropy}, stats)
 
     def policy(self, state: OffPolicyState) -> Greedy:
-        """The most probable action."""
+        """The most probable action; of a flow, see `polyak.policies.flow_policy.FlowDistribution.mode`."""
         return Greedy(self.collect_policy(state))
 
-    def collect_policy(self, state: OffPolicyState) -> NetworkPolicy:
+    def collect_policy(self, state: OffPolicyState) -> NetworkPolicy | FlowPolicy:
         """Actions drawn from the cloned distribution."""
-        return NetworkPolicy(state.copies.online, state.normalizers.obs, self._network, self.spec)
+        online, normalizer = state.copies.online, state.normalizers.obs
+        if self.flow_steps is not None:
+            return FlowPolicy(online, normalizer, self._network, self.spec, self.flow_steps)
+        return NetworkPolicy(online, normalizer, self._network, self.spec)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
-        return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
+        return is_narrow(self._network, self._network_spec) and self.batch_size <= MAX_SMALL_BATCH
 
     def _action_params(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
         """The parameters of the distribution, and the network's statistics; a recurrent network stays in evaluation mode."""
@@ -139,6 +165,11 @@ class BC(OffPolicyAgent):
             return action_params, None
         (action_params, _), _, stats = self._network.apply(variables, obs, train=True, key=key)
         return action_params, stats
+
+    @property
+    def _network_spec(self) -> EnvSpec:
+        """The spec as the network sees it: with noise and time in the observation of a flow."""
+        return self.spec if self.flow_steps is None else noise_spec(self.spec, has_time=True)
 
     @property
     def _network(self) -> Any:

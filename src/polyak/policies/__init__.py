@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from polyak.policies.exploration import Boltzmann as Boltzmann
     from polyak.policies.exploration import EpsilonGreedy as EpsilonGreedy
     from polyak.policies.exploration import RandomWarmStart as RandomWarmStart
+    from polyak.policies.flow_policy import FlowPolicy as FlowPolicy
     from polyak.policies.info import WithInfo as WithInfo
     from polyak.policies.info import with_info as with_info
     from polyak.policies.mixture import Mixture as Mixture
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "exploration": ("Boltzmann", "EpsilonGreedy", "RandomWarmStart"),
+    "flow_policy": ("FlowPolicy",),
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
     "noise": ("ActionSmoothing", "GaussianNoise", "OUNoise"),

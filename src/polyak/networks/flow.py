@@ -1,0 +1,158 @@
+"""Networks that make actions of noise: a flow, the integral of a velocity, and the functions of noise in general.
+
+Such a network is any network that returns `(action_params, value)`, such as `Actor(std="fixed")`. Its observation is a Tuple of
+an observation and noise, for a velocity also of a time; its output is `loc`. Noise and outputs have the tree of the action.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from polyak.core.spaces import Box, Dict, EnvSpec, Space, Tuple, in_action, leaf_spaces, map_space
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.networks.feedforward import policy_settings
+
+MAX_FLOW_STEPS = 100
+"""Steps are unrolled in the program, so that it can be exported and convolutions of the observation are computed once."""
+
+
+def check_flow(owner: str, name: str, network: Network, spec: EnvSpec) -> None:
+    """Check that actions are Boxes of floats, and that a network can be the velocity of a flow.
+
+    Args:
+        name: the setting of the network, for errors.
+
+    Raises:
+        ValueError: a part of the action is something else; the network is recurrent, squashes its output, or has features for
+            state-dependent exploration.
+    """
+    for path, leaf in leaf_spaces(spec.action):
+        if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
+            raise ValueError(f"{owner}: actions of a flow must be Boxes of floats, got {leaf}{in_action(path)}")
+    settings = policy_settings(network)
+    if isinstance(network, RecurrentNetwork):
+        raise ValueError(f"{owner}: {name} must not be recurrent for a flow, got {network!r}")
+    if settings is not None and (settings.squash_mean or settings.std == "sde"):
+        raise ValueError(f"{owner}: {name} must have squash_mean=False and no std='sde' for a flow, got {settings!r}")
+
+
+def noise_spec(spec: EnvSpec, *, has_time: bool) -> EnvSpec:
+    """The spec of a network of `(obs, noise)`, or of `(obs, noise, time)`."""
+    time = (Box([0.0], [1.0]),) if has_time else ()
+    return dataclasses.replace(spec, obs=Tuple((spec.obs, _noise_space(spec.action), *time)), has_action_mask=False)
+
+
+def sample_noise(action: Space, batch_size: int, key: PRNGKeyArray) -> PyTree:
+    """Standard normal numbers in the tree of the action, leaves `[B, ...]`."""
+    keys = iter(jax.random.split(key, len(list(leaf_spaces(action)))))
+    return map_space(lambda leaf: jax.random.normal(next(keys), (batch_size, *leaf.shape), jnp.float32), action)
+
+
+def apply_to_noise(
+    network: Network,
+    variables: Variables,
+    spec: EnvSpec,
+    inputs: tuple[PyTree, ...],
+    *,
+    train: bool = False,
+    key: PRNGKeyArray | None = None,
+) -> tuple[PyTree, PyTree]:
+    """The network's output in the tree of the action, leaves `[B, ...]`, and its statistics.
+
+    Args:
+        inputs: observation and noise, and for a velocity the time `[B, 1]`.
+        train: apply the network in training mode.
+        key: for dropout.
+    """
+    (params, _), _, stats = network.apply(variables, inputs, train=train, key=key)
+    return map_space(lambda leaf, params: params["loc"], spec.action, params), stats
+
+
+def integrate(network: Network, variables: Variables, spec: EnvSpec, obs: PyTree, noise: PyTree, num_steps: int) -> PyTree:
+    """The end x_K of a flow that begins at the noise x_0, by Euler's method.
+
+    x_{k+1} = x_k + v(s, x_k, k / K) / K,    K = num_steps
+    """
+    x, batch_size = noise, len(jax.tree.leaves(noise)[0])
+    for k in range(num_steps):
+        time = jnp.full((batch_size, 1), k / num_steps, jnp.float32)
+        velocity, _ = apply_to_noise(network, variables, spec, (obs, x, time))
+        x = jax.tree.map(lambda x, v: x + v / num_steps, x, velocity)
+    return x
+
+
+def flow_error(
+    network: Network, variables: Variables, spec: EnvSpec, obs: PyTree, action: PyTree, key: PRNGKeyArray
+) -> tuple[Float[Array, " B"], PyTree]:
+    """The squared error of a velocity against the straight way from noise to the action, and the network's statistics.
+
+        e = |v(s, x_t, t) - (a - x_0)|² / dim A,    x_t = (1 - t) x_0 + t a,    x_0 ~ N(0, I),    t ~ U(0, 1)
+
+    Its minimum over all functions v is the field whose flow takes N(0, I) to the distribution of actions in each state.
+
+    Args:
+        action: a, in [-1, 1] where the action is bounded.
+        key: for x_0, t, and dropout.
+
+    Source: Lipman et al. 2023, arXiv:2210.02747; Liu et al. 2023, arXiv:2209.03003.
+    """
+    noise_key, time_key, dropout_key = jax.random.split(key, 3)
+    batch_size = len(jax.tree.leaves(action)[0])
+    start, time = sample_noise(spec.action, batch_size, noise_key), jax.random.uniform(time_key, (batch_size, 1), jnp.float32)
+
+    def between(x: Array, a: Array) -> Array:
+        t = time.reshape(batch_size, *(1,) * (a.ndim - 1))
+        return (1 - t) * x + t * a
+
+    inputs = obs, jax.tree.map(between, start, action), time
+    velocity, stats = apply_to_noise(network, variables, spec, inputs, train=True, key=dropout_key)
+    return mean_square(velocity, jax.tree.map(jnp.subtract, action, start)), stats
+
+
+def mean_square(x: PyTree, y: PyTree) -> Float[Array, " B"]:
+    """|x - y|² / dim A of each row, over all parts of the action."""
+    rows = jax.tree.map(lambda x, y: jnp.square(x - y).reshape(x.shape[0], -1), x, y)
+    return jnp.mean(jnp.concatenate(jax.tree.leaves(rows), axis=1), axis=1)
+
+
+def to_unit(spec: EnvSpec, action: PyTree) -> PyTree:
+    """Actions with the bounds scaled to [-1, 1]; unbounded numbers unchanged."""
+
+    def leaf(leaf: Box, a: Array) -> Array:
+        middle, half, _, _ = _scale(spec, leaf)
+        return (a - middle) / half
+
+    return map_space(leaf, spec.action, action)
+
+
+def from_unit(spec: EnvSpec, x: PyTree) -> PyTree:
+    """The inverse of `to_unit`, clipped to the bounds of the action."""
+
+    def leaf(leaf: Box, x: Array) -> Array:
+        middle, half, low, high = _scale(spec, leaf)
+        return jnp.clip(middle + half * x, low, high)
+
+    return map_space(leaf, spec.action, x)
+
+
+def _scale(spec: EnvSpec, leaf: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The middle and half the width of each number, `[1, ...]`, or 0 and 1 where there is none; and the bounds."""
+    low, high = (bound[None] for bound in spec.action_bounds(leaf))
+    is_bounded = np.isfinite(low) & np.isfinite(high)
+    # Halves first, since the width of a large Box overflows.
+    half_low, half_high = (np.where(is_bounded, bound / 2, np.float32(0)) for bound in (low, high))
+    half = np.where(half_high > half_low, half_high - half_low, np.float32(1))
+    return half_low + half_high, half, low, high
+
+
+def _noise_space(action: Space) -> Space:
+    match action:
+        case Dict():
+            return Dict({name: _noise_space(part) for name, part in action.spaces.items()})
+        case Tuple():
+            return Tuple(tuple(_noise_space(part) for part in action.spaces))
+        case _:
+            return Box(-np.inf, np.inf, action.shape)

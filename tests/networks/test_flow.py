@@ -1,0 +1,102 @@
+"""Networks of noise: Euler's method, the flow-matching error and the scaling of actions, against slow versions and numbers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak.core.spaces import Box, Dict, EnvSpec
+from polyak.core.types import Variables
+from polyak.networks.flow import flow_error, from_unit, integrate, mean_square, noise_spec, to_unit
+
+KEY = jax.random.key(0)
+TREE = Dict({"a": Box([-1.0] * 2, [1.0] * 2), "b": Box(-2.0, 4.0, (1, 2))})
+SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), TREE)
+
+
+def test_a_velocity_sees_observation_noise_and_time():
+    spec = noise_spec(SPEC, has_time=True)
+    obs, noise, time = spec.obs.spaces
+    assert obs == SPEC.obs and time.shape == (1,)
+    assert {name: (part.shape, part.bounded) for name, part in noise.spaces.items()} == {
+        "a": ((2,), False),
+        "b": ((1, 2), False),
+    }
+    assert len(noise_spec(SPEC, has_time=False).obs.spaces) == 2 and spec.action == TREE
+
+
+def test_the_flow_is_the_sum_of_eulers_steps():
+    network = polyak.Actor((5,), std="fixed")
+    variables = network.init(KEY, noise_spec(SPEC, has_time=True))
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(4, 3)).astype(np.float32)
+    noise = {"a": rng.normal(size=(4, 2)).astype(np.float32), "b": rng.normal(size=(4, 1, 2)).astype(np.float32)}
+    got = integrate(network, variables, SPEC, jnp.asarray(obs), jax.tree.map(jnp.asarray, noise), 3)
+    params = jax.tree.map(np.float64, variables.params)
+    hidden, head = params["actor"]["dense"]["layers"][0], params["policy"]["linear"]
+    a, b = np.float64(noise["a"]), np.float64(noise["b"])
+    for k in range(3):
+        row = np.concatenate([obs, a, b.reshape(4, 2), np.full((4, 1), k / 3)], axis=1)
+        v = np.maximum(row @ hidden["kernel"] + hidden["bias"], 0) @ head["kernel"] + head["bias"]
+        a, b = a + v[:, :2] / 3, b + v[:, 2:].reshape(4, 1, 2) / 3
+    np.testing.assert_allclose(got["a"], a, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["b"], b, rtol=1e-5, atol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class StraightWay:
+    """The velocity (c - x) / (1 - t), which takes every noise to c."""
+
+    c: float
+
+    def init(self, key, spec):
+        raise NotImplementedError
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        _, x, time = obs
+        return ({"loc": (self.c - x) / (1 - time), "log_scale": jnp.zeros_like(x)}, None), carry, ()
+
+
+def test_the_error_is_zero_for_the_straight_way_and_the_flow_ends_at_its_action():
+    spec = EnvSpec(Box([0.0], [1.0]), Box([-1.0] * 2, [1.0] * 2))
+    obs, action = jnp.zeros((6, 1)), jnp.full((6, 2), 0.3)
+    error, _ = flow_error(StraightWay(0.3), Variables({}, {}), spec, obs, action, KEY)
+    np.testing.assert_allclose(error, 0.0, atol=1e-6)
+    off, _ = flow_error(StraightWay(0.5), Variables({}, {}), spec, obs, action, KEY)
+    _, time_key, _ = jax.random.split(KEY, 3)
+    time = np.asarray(jax.random.uniform(time_key, (6, 1), jnp.float32))
+    np.testing.assert_allclose(off, (0.2 / (1 - time[:, 0])) ** 2, rtol=1e-3)
+    end = integrate(StraightWay(0.3), Variables({}, {}), spec, obs, jax.random.normal(KEY, (6, 2)), 10)
+    np.testing.assert_allclose(end, 0.3, atol=1e-5)
+
+
+def test_the_mean_of_squares_is_over_all_numbers_of_the_action():
+    x = {"a": jnp.ones((2, 2)), "b": jnp.zeros((2, 1, 2))}
+    y = {"a": jnp.zeros((2, 2)), "b": jnp.full((2, 1, 2), 3.0)}
+    np.testing.assert_allclose(mean_square(x, y), (1 + 1 + 9 + 9) / 4)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "action", "unit"),
+    [
+        ([-2.0, 0.0], [4.0, 1.0], [4.0, 0.25], [1.0, -0.5]),
+        ([-np.inf, 0.0], [np.inf, 1.0], [7.0, 1.0], [7.0, 1.0]),
+        ([2.0, 0.0], [2.0, np.inf], [2.0, 5.0], [0.0, 5.0]),
+        ([-3e38, -3e38], [3e38, 3e38], [1.5e38, 0.0], [0.5, 0.0]),
+    ],
+)
+def test_bounds_are_scaled_to_the_unit_box_and_back(low, high, action, unit):
+    spec = EnvSpec(Box([0.0], [1.0]), Box(low, high))
+    rows = jnp.asarray([action], jnp.float32)
+    np.testing.assert_allclose(to_unit(spec, rows), [unit], rtol=1e-6)
+    np.testing.assert_allclose(from_unit(spec, to_unit(spec, rows)), rows, rtol=1e-6)
+
+
+def test_actions_beyond_the_bounds_are_clipped():
+    spec = EnvSpec(Box([0.0], [1.0]), Box([-2.0, 0.0], [4.0, np.inf]))
+    np.testing.assert_allclose(from_unit(spec, jnp.array([[-1.5, -2.0], [2.0, 9.0]])), [[-2.0, 0.0], [4.0, 9.0]])
+    rescaled = EnvSpec(Box([0.0], [1.0]), Box([-2.0], [4.0]), action_scaling="rescale")
+    np.testing.assert_allclose(from_unit(rescaled, jnp.array([[0.5], [2.0]])), [[0.5], [1.0]])
