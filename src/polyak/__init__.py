@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from polyak.agents.ddpg import DDPG as DDPG
     from polyak.agents.discrete_cql import DiscreteCQL as DiscreteCQL
     from polyak.agents.dqn import DQN as DQN
+    from polyak.agents.fql import FQL as FQL
     from polyak.agents.impala import IMPALA as IMPALA
     from polyak.agents.iql import IQL as IQL
     from polyak.agents.iqn import IQN as IQN
@@ -89,6 +90,7 @@ _MODULES = {
     "agents.ddpg": ("DDPG",),
     "agents.discrete_cql": ("DiscreteCQL",),
     "agents.dqn": ("DQN",),
+    "agents.fql": ("FQL",),
     "agents.impala": ("IMPALA",),
     "agents.iql": ("IQL",),
     "agents.iqn": ("IQN",),

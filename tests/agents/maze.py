@@ -20,6 +20,7 @@ RIGHT, UP = 0, 1
 GOAL, DEAD_END = (4, 1), (2, 2)
 CELLS = [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (2, 0), (2, 2)]
 SPEC = EnvSpec(Box([-9.0] * 2, [9.0] * 2), Discrete(4), id="Maze")
+BOX_SPEC = EnvSpec(SPEC.obs, Box([-1.0] * 2, [1.0] * 2), id="BoxMaze", action_scaling="rescale")
 MAX_STEPS = 12
 
 
@@ -50,22 +51,40 @@ class Maze:
         return Cell(at, steps), is_goal.astype(jnp.float32), is_goal, (steps >= MAX_STEPS) & ~is_goal
 
 
-def recorded():
-    """The data set: four episodes into the dead end for each to the goal."""
+@struct
+class BoxMaze(Maze):
+    """The maze with a Box action, which moves along its longer component."""
+
+    spec = BOX_SPEC
+
+    def step(self, state, action, key):
+        is_vertical = jnp.abs(action[:, 1]) > jnp.abs(action[:, 0])
+        is_negative = jnp.where(is_vertical, action[:, 1], action[:, 0]) < 0
+        return super().step(state, is_vertical.astype(jnp.int32) + 2 * is_negative.astype(jnp.int32), key)
+
+
+def recorded(spec=SPEC):
+    """The data set: four episodes into the dead end for each to the goal.
+
+    With `BOX_SPEC`, actions are 0.8 of a move, with noise.
+    """
     into_dead_end = [(0, 1), (1, 1), (2, 1), (2, 2), (2, 2), (2, 2)], [RIGHT, RIGHT, UP, UP, UP], 0.0
     to_goal = [(2, 0), (2, 1), (3, 1), (4, 1)], [UP, RIGHT, RIGHT], 1.0
     episodes = [*[into_dead_end] * 4, to_goal] * 8
     obs = np.concatenate([np.float32(cells[:-1]) for cells, _, _ in episodes]) - 1
     last = np.concatenate([np.arange(len(actions)) == len(actions) - 1 for _, actions, _ in episodes])
     rewards = last * np.concatenate([np.full(len(actions), reward) for _, actions, reward in episodes])
+    actions = np.concatenate([actions for _, actions, _ in episodes])
+    if spec is BOX_SPEC:
+        actions = 0.8 * MOVES[actions] + np.random.default_rng(0).uniform(-0.1, 0.1, size=(len(actions), 2))
     return polyak.data.load(
         {
             "observations": obs,
-            "actions": np.concatenate([actions for _, actions, _ in episodes]),
+            "actions": actions,
             "rewards": rewards,
             "terminations": rewards == 1,
             "truncations": last & (rewards == 0),
             "final_observations": np.stack([np.float32(cells[-1]) for cells, _, _ in episodes]) - 1,
         },
-        spec=SPEC,
+        spec=spec,
     )

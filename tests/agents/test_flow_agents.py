@@ -1,4 +1,4 @@
-"""BC with a flow: its loss, and what it learns from actions with several humps."""
+"""BC and FQL with flows: the loss of BC, and what both learn from actions with several humps."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,10 @@ import pytest
 
 import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.envs.autoreset import AutoReset
 from polyak.networks.flow import sample_noise
 from polyak.replay.replay import Transition
+from tests.agents.maze import BOX_SPEC, BoxMaze, recorded
 
 KEY = jax.random.key(0)
 REPLAY = polyak.UniformReplay(64)
@@ -77,3 +79,17 @@ def test_a_flow_clones_two_humps_and_a_gaussian_does_not(flow_steps, clones):
         assert np.mean(is_near) < 0.4
     greedy, _ = policy.predict(np.zeros(1, np.float32))
     assert bool(abs(abs(greedy[0]) - 0.7) < 0.05) is clones  # a Gaussian's mode is between the humps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("agent", "solves"), [("fql", True), ("bc", False)])
+def test_parts_of_episodes_are_joined_and_humps_are_not_averaged(agent, solves):
+    """No episode of the data leads from the start to the goal; at the crossing, one action in five leads to the goal."""
+    settings = {"learning_rate": 3e-3, "batch_size": 64, "flow_steps": 10}
+    networks = {"critics": polyak.Critics((32,)), "actor": polyak.Actor((32, 32), std="fixed")}
+    settings |= networks | {"gamma": 0.9, "distill_weight": 1.0} if agent == "fql" else {"network": polyak.MLP((32, 32))}
+    env, data = AutoReset(BoxMaze(), num_envs=2), recorded(BOX_SPEC)
+    result = polyak.train.offline(
+        agent, data, gradient_steps=1_500, settings=settings, env=env, eval_episodes=2, progress=False
+    )
+    assert (result.evaluation.mean_return == 1.0) is solves

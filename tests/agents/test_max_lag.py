@@ -13,7 +13,23 @@ from tests.reinforce import Reinforce
 OBS = Box([-1.0], [1.0])
 UNIT_ACTIONS = EnvSpec(OBS, Box(-np.ones(1), np.ones(1)))
 REPLAY = (
-    *("bc", "c51", "cql", "ddpg", "discrete_cql", "dqn", "iql", "iqn", "qrdqn", "rainbow", "sac", "td3", "td3_bc", "tqc"),
+    *(
+        "bc",
+        "c51",
+        "cql",
+        "ddpg",
+        "discrete_cql",
+        "dqn",
+        "fql",
+        "iql",
+        "iqn",
+        "qrdqn",
+        "rainbow",
+        "sac",
+        "td3",
+        "td3_bc",
+        "tqc",
+    ),
 )
 MAX_LAG = {"a2c": 0, "a3c": 0, "impala": None, "ppo": 0, "ppo_kl": 0, "pqn": 0, **dict.fromkeys(REPLAY)}
 

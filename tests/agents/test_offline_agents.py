@@ -1,4 +1,4 @@
-"""BC, TD3+BC, IQL and CQL: their losses against slow versions, and what they learn from data."""
+"""BC, TD3+BC, IQL and CQL, and some of FQL: their losses against slow versions, and what they learn from data."""
 
 import dataclasses
 
@@ -42,6 +42,10 @@ def small_iql(spec):
 
 def small_cql(**settings):
     return polyak.CQL(BOX, polyak.Actor((5,)), polyak.Critics((5,)), replay=REPLAY, num_action_samples=3, **settings)
+
+
+def small_fql(**settings):
+    return polyak.FQL(BOX, polyak.Actor((5,), std="fixed"), polyak.Critics((5,)), replay=REPLAY, flow_steps=3, **settings)
 
 
 def small_td3_bc():
@@ -286,6 +290,7 @@ AGENTS = {
     "td3_bc": lambda: (small_td3_bc(), BOX),
     "iql": lambda: (small_iql(BOX), BOX),
     "bc_flow": lambda: (small_bc(BOX, flow_steps=3), BOX),
+    "fql": lambda: (small_fql(normalize_q=True), BOX),
     "iql_discrete": lambda: (small_iql(DISCRETE), DISCRETE),
     "cql": lambda: (small_cql(), BOX),
     "discrete_cql": lambda: (polyak.DiscreteCQL(DISCRETE, polyak.MLP((5,)), replay=REPLAY), DISCRETE),

@@ -31,7 +31,7 @@ WRONG = {
     "optimizer": ("adam", 3e-4),
     **dict.fromkeys(("actor_obs", "critic_obs"), ("state", 3, ())),
     "replay": ("prioritized", 3, SequenceReplay()),
-    **dict.fromkeys(("network", "actor", "critics", "value"), NO_NETWORK),
+    **dict.fromkeys(("network", "actor", "critics", "value", "flow"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
     **dict.fromkeys(("target_period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
     **dict.fromkeys(("max_skipped_updates", "num_quantiles", "num_action_samples"), (0, *NO_COUNT)),
@@ -48,7 +48,9 @@ WRONG = {
         ("initial_alpha", "reward_scale", "updates_per_step", "max_weight", "margin", "margin_weight"), NOT_POSITIVE
     ),
     **dict.fromkeys(("alpha", "ent_coef", "vf_coef", "l2_policy", "l2_value", "l2_shared"), (-0.1, *NO_NUMBER)),
-    **dict.fromkeys(("c_clip", "huber_delta", "cql_weight", "inverse_temperature", "q_weight"), (-0.1, *NO_NUMBER)),
+    **dict.fromkeys(
+        ("c_clip", "huber_delta", "cql_weight", "inverse_temperature", "q_weight", "distill_weight"), (-0.1, *NO_NUMBER)
+    ),
     **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),
     "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
@@ -60,7 +62,7 @@ WRONG = {
     **dict.fromkeys(("v_min", "v_max"), NO_NUMBER),
     "target_entropy": (*NO_NUMBER, "Auto"),
     **dict.fromkeys(("advantages", "value_targets", "values_when", "alpha_loss", "optimizer_name", "exploration"), NO_NAME),
-    **dict.fromkeys(("normalize_reward", "actor_q"), NO_NAME),
+    **dict.fromkeys(("normalize_reward", "q_aggregation", "actor_q"), NO_NAME),
     **dict.fromkeys(("normalize_obs", "double", "shared_encoder", "squash"), NO_SWITCH),
     **dict.fromkeys(("histograms", "recompute_values", "normalize_advantage"), NO_SWITCH),
     **dict.fromkeys(("entropy_in_target", "normalize_q"), NO_SWITCH),

@@ -7,7 +7,7 @@ from polyak.presets import PRESETS
 from polyak.presets.spaces import SPACES
 from polyak.studies.space import PARTS, Choices, Range, read_space
 
-FROM_DATA = {"bc", "cql", "discrete_cql", "iql", "td3_bc"}
+FROM_DATA = {"bc", "cql", "discrete_cql", "fql", "iql", "td3_bc"}
 
 
 def test_every_algorithm_that_learns_in_environments_has_a_space_of_settings_within_the_agent_s_bounds():

@@ -13,6 +13,7 @@ AGENTS = {
     "ddpg": "polyak.agents.ddpg:DDPG",
     "discrete_cql": "polyak.agents.discrete_cql:DiscreteCQL",
     "dqn": "polyak.agents.dqn:DQN",
+    "fql": "polyak.agents.fql:FQL",
     "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",
     "iql": "polyak.agents.iql:IQL",

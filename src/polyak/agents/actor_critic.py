@@ -14,6 +14,7 @@ from polyak.agents.settings import ViewSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies, cast_like, target_storage
 from polyak.core.checks import check_created_with
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, number, setting, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
 from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
@@ -77,9 +78,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action without noise, or the action of its average if there is one."""
-        actor, average = state.copies.actor.evaluated(), state.copies.average
-        evaluated = actor if average is None or self.ema_tau is None else cast_like(average, actor)
-        return Greedy(self._network_policy(state, evaluated))
+        return Greedy(self._network_policy(state, self._evaluated_actor(state)))
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
@@ -133,15 +132,19 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         return dataclasses.replace(actor, params={**actor.params, "actor": torso})
 
     def _create_networks(
-        self, key: PRNGKeyArray, actor_target: Follow | None
+        self, key: PRNGKeyArray, actor_target: Follow | None, actor_spec: EnvSpec | None = None
     ) -> tuple[NetworkCopies, NetworkCopies, Variables | None]:
         """Copies of the actor and of the critics, with the states of their optimizers, and with `ema_tau` the actor's average.
+
+        Args:
+            actor_spec: the spec as the actor's network sees it; None: as the actor sees it.
 
         Raises:
             TypeError, ValueError: the actor returns something else; see `check_actor`.
         """
         actor_key, critics_key = jax.random.split(key)
-        actor_spec, critic_spec, optimizer = self.spec_of("actor"), self.spec_of("critic"), self.optimizer_at()
+        critic_spec, optimizer = self.spec_of("critic"), self.optimizer_at()
+        actor_spec = self.spec_of("actor") if actor_spec is None else actor_spec
         actor = NetworkCopies.create(
             self._actor, actor_key, actor_spec, optimizer=None, target=actor_target, name="actor"
         ).with_optimizer_state(optimizer)
@@ -194,6 +197,12 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             )
         if self.shared_encoder and not has_images(obs):
             raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
+
+    def _evaluated_actor(self, state: OffPolicyState) -> Variables:
+        """The actor, or its average if there is one."""
+        actor, average = state.copies.actor.evaluated(), state.copies.average
+        evaluated: Variables = actor if average is None or self.ema_tau is None else cast_like(average, actor)
+        return evaluated
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")

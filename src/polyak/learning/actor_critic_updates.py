@@ -56,18 +56,18 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
     Raises:
         TypeError: the value is no network.
         ValueError: the network is recurrent; the actor returns action values; the critics are an actor; or the actor squashes
-            its mean, although its actions pass through tanh already.
+            its mean, although the agent bounds actions itself.
     """
     network = default if network is None else check_network(owner, network, name)
     settings = policy_settings(network)
-    if name == "actor" and settings is None and isinstance(network, BuiltInNetwork | Critics):
-        raise ValueError(f"{owner}: actor must return (action_params, value), such as Actor(), got {network!r}")
+    if name != "critics" and settings is None and isinstance(network, BuiltInNetwork | Critics):
+        raise ValueError(f"{owner}: {name} must return (action_params, value), such as Actor(), got {network!r}")
     if name == "critics" and (settings is not None or isinstance(network, BuiltInNetwork)):
         raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
     if settings is not None and settings.squash_mean:
-        raise ValueError(f"{owner}: the actor's squash_mean must be False, its actions pass through tanh already; got True")
+        raise ValueError(f"{owner}: the {name}'s squash_mean must be False, as the agent bounds actions itself; got True")
     return network
 
 
