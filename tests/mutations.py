@@ -295,7 +295,7 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/prefill.py",
-        "jax.lax.scan(add, end_stream(replay, num_envs), starts)",
+        "jax.lax.scan(add, ring.change_own(replay, end), starts)",
         "jax.lax.scan(add, replay, starts)",
         ("learning/test_prefill.py::test_no_transition_leads_into_or_out_of_an_added_rollout",),
     ),

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from polyak import DQN, MLP
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Rollout
 from polyak.replay import HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay
 from tests.replay.streams import filled_with, stream
 
@@ -18,8 +21,9 @@ DATA, STEPS = 2.0, 1.0
 def mixed(inner, share=0.25, data_count=6):
     """A replay of five steps with reward 1, beside data with reward 2."""
     recorded = filled_with(inner.with_capacity(32), stream(np.full(data_count, DATA)))
-    replay = MixedReplay(inner, 32, share, lambda: jax.device_get(recorded))
-    return replay, filled_with(replay, stream(np.full(6, STEPS)))
+    replay = MixedReplay(inner, 32, share)
+    state = replay.with_data(filled_with(replay, stream(np.full(2, STEPS))), jax.device_get(recorded))
+    return replay, filled_with(replay, stream(np.full(6, STEPS)), state)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -60,9 +64,28 @@ def test_each_part_has_priorities_of_its_own():
     jax.tree.map(np.testing.assert_array_equal, unchanged, state)
 
 
+def test_the_share_of_the_loss_is_the_share_of_the_batch():
+    """Also where the importance weights of one part have a wider range."""
+    replay, state = mixed(PrioritizedReplay(64, alpha=1.0, beta=1.0, eps=0.0), share=0.5)
+    batch = sample(replay, state, KEY, 64)
+    errors = jnp.where(jnp.arange(64) < 32, 1.0, 10.0 ** -(batch.index % 3).astype(jnp.float32))
+    state = replay.set_priorities(state, batch.index, errors)
+    weight = sample(replay, state, jax.random.key(1), 64).weight
+    np.testing.assert_allclose(weight[32:].sum(), weight[:32].sum(), rtol=1e-5)
+
+
+def test_a_stream_that_ends_changes_no_data():
+    agent = DQN(EnvSpec(Box([-9.0], [9.0]), Discrete(3)), MLP((4,)), replay=MixedReplay(PrioritizedReplay(20), 32))
+    state, steps = agent.init(KEY), stream(np.ones(13))
+    for _ in range(3):
+        state = agent.add(state, Rollout(steps, jnp.zeros((12, 1), jnp.int32)))
+    priorities, data = state.replay.priorities[0], state.replay.data
+    assert not (np.asarray(priorities.tree.priority[:20]) > 0)[~np.asarray(state.replay.rows.valid)].any()
+    assert int(data.size) == 0
+
+
 def test_without_data_the_other_part_is_learned_from():
-    replay, _ = mixed(UniformReplay(64))
-    replay = dataclasses.replace(replay, data=None)
+    replay = MixedReplay(UniformReplay(64), 32, 0.25)
     batch = sample(replay, filled_with(replay, stream(np.full(6, STEPS))), KEY, 16)
     assert (batch.weight[:12] > 0).all() and (batch.weight[12:] == 0).all()
 

@@ -1,6 +1,7 @@
 """Training in an environment with a data set beside the replay: in all loops, resumed, and what is rejected."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import polyak
 from polyak.replay import MixedReplay
+from polyak.storage.checkpoint import CheckpointError
 from polyak.workers.learner_group import Learners
 
 KEY = jax.random.key(0)
@@ -72,9 +74,9 @@ def test_goals_of_data_are_relabelled_too():
     recorded = polyak.data.collect(polyak.policies.Uniform(env.spec), env, 200, key=KEY)
     agent = polyak.DQN(env.spec, polyak.MLP((8,)), batch_size=16, learning_starts=4)
     agent = dataclasses.replace(agent, replay=polyak.HindsightReplay(1_000, ratio=1.0))
-    agent = train(recorded, None, agent, env, env_steps=8).agent
-    state = agent.init(KEY)
-    state = agent.add(state, polyak.train.collect(polyak.policies.Uniform(env.spec), env, num_steps=40, key=KEY))
+    trained = train(recorded, None, agent, env, env_steps=8)
+    agent = trained.agent
+    state = agent.add(trained.state, polyak.train.collect(polyak.policies.Uniform(env.spec), env, num_steps=40, key=KEY))
     batch = agent.replay.sample(state.replay, KEY, 200, num_envs=4, gamma=0.9)
     assert (batch.weight > 0).mean() > 0.97
     # Random flips reach the goal of all four bits in some steps of a hundred; goals of the own episode are reached more often.
@@ -97,7 +99,8 @@ def test_every_device_draws_from_all_data(data):
         ({"data_share": 0.0}, r"MixedReplay: share must be a number in \(0, 1\], got 0.0"),
         ({"data_share": 1.0}, r"share=1.0 of batch_size=16 must leave transitions in both parts"),
         ({"data": None, "data_share": 0.7}, "data_share=0.7 needs data"),
-        ({"checkpoint_replay": False}, "data must be None with resume_from, .* and with checkpoint_replay=False"),
+        ({"checkpoint_replay": False}, "checkpoint_replay must be True with data, which a resumed run would lack"),
+        ({"devices": 2, "data_share": 0.06}, "share=0.06 of batch_size=8 must leave transitions in both parts"),
         ({"learners": Learners(2)}, "data must be left out with learners=2"),
     ],
 )
@@ -105,3 +108,25 @@ def test_what_does_not_fit_is_an_error_before_training(options, message, data, t
     with pytest.raises(ValueError, match=message):
         train(**{"data": data, "env_steps": 100, "run_dir": tmp_path / "run"} | options)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_agent_with_a_mixed_replay_needs_its_data(data, tmp_path):
+    result = train(data, env_steps=40)
+    with pytest.raises(ValueError, match="data must be passed, as the agent has a MixedReplay"):
+        train(None, None, result.agent, env_steps=100, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    again = train(data, None, result.agent, env_steps=40)
+    assert_same(again, result)
+    longer = train(None, None, result.agent, env_steps=80, resume_from=again.loop_state, env_steps_done=40)
+    assert longer.state.replay.data.rows.valid.sum() == data.num_transitions
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_does_not_go_on_without_data(data, tmp_path):
+    def fail(*_):
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(data, env_steps=100, run_dir=tmp_path / "run", callbacks=[fail])
+    shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+    with pytest.raises(CheckpointError, match="was stopped before its first checkpoint, which has the data"):
+        polyak.resume(tmp_path / "run", progress=False)

@@ -22,6 +22,9 @@ from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.replay.replay import Transition
 
+MAX_LOG_WEIGHT = 6 * float(np.log(10.0))
+"""Largest log α_c that is learned, as in the authors' code; beyond it the optimizer's moments overflow."""
+
 
 @struct
 class CQLCopies(SoftActorCopies):
@@ -49,7 +52,7 @@ class CQL(TargetSettings, SoftActorAgent):
     The second term, CQL(H), lowers the values of all actions but those of the data. Its integral over actions is estimated from
     K = 3 n samples a_k, with their densities μ: n of the actor in s, n of the actor in s', and n uniform ones. Actions lie in
     [-1, 1]: `envs.make(..., action_scaling="rescale")`. With `target_gap`, α_c is learned too: it grows while the second term's
-    mean over the critics, G, is larger than the target τ,
+    mean over the critics, G, is larger than the target τ, up to 10⁶,
 
         J(α_c) = -α_c (G - τ)
 
@@ -124,7 +127,7 @@ class CQL(TargetSettings, SoftActorAgent):
             optimizer = self.optimizer_at(env_steps, self.cql_learning_rate)
             before, state = Variables(weight.log_alpha), weight.optimizer_state
             after, state, _ = apply_gradient(optimizer, before, state, gradient, Aux({}), {}, log.applied[0])
-            weight = Temperature(after.params, state)
+            weight = Temperature(jnp.minimum(after.params, MAX_LOG_WEIGHT), state)
         return _with_weight(trained, weight), log
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:

@@ -20,6 +20,8 @@ from polyak.replay.replay import Replay, Transition, check_replay
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import UniformReplay
 
+NO_DEMONSTRATIONS = "DQN: margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline"
+
 
 @struct(kw_only=True)
 class DQN(QAgent):
@@ -66,7 +68,7 @@ class DQN(QAgent):
         """Check the replay, and that there are data where `margin` needs them; see `OffPolicyAgent.check`."""
         super().check(num_envs, devices)
         if self.margin is not None and not self.replay.has_data:
-            raise ValueError("DQN: margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline")
+            raise ValueError(NO_DEMONSTRATIONS)
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns `(q, value)`."""
@@ -90,10 +92,11 @@ class DQN(QAgent):
         terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
         loss = huber(td_error, self.huber_delta)
         if self.margin is not None:
-            assert batch.from_data is not None, "check has found the data"
-            lead = jnp.where(batch.from_data, self.margin_loss(values, batch), 0.0)
-            loss = loss + self.margin_weight * lead
-            terms["margin_loss"] = jax.lax.stop_gradient(weighted_sum(lead, batch.weight))
+            if batch.from_data is None:
+                raise ValueError(NO_DEMONSTRATIONS)
+            margin_loss = jnp.where(batch.from_data, self.margin_loss(values, batch), 0.0)
+            loss = loss + self.margin_weight * margin_loss
+            terms["margin_loss"] = jax.lax.stop_gradient(weighted_sum(margin_loss, batch.weight))
         return weighted_sum(loss, batch.weight), Aux(terms, stats)
 
     def margin_loss(self, values: Float[Array, "N n"], batch: Transition) -> Float[Array, " N"]:

@@ -161,6 +161,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         if self.batch_size % devices:
             raise ValueError(f"{type(self).__name__}: batch_size={self.batch_size} must be divisible by devices={devices}")
         self.replay.check(num_envs, self.num_steps, n_step=self.n_step, devices=devices)
+        self.replay.divide(self.batch_size // devices)
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """The first non-finite quantity after `max_skipped_updates` consecutive updates without a step of a network."""
@@ -282,7 +283,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         axis_name: str | None,
         at: StepCount,
     ) -> tuple[PyTree, StepLog, Array]:
-        """Take a gradient step on a drawn batch; see `_take_step`."""
+        """Normalize a drawn batch and take a gradient step on it; also returns the batch's rows."""
         batch = normalize(batch, normalizers)
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = without_hidden_rows(batch, copies)

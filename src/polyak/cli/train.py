@@ -37,8 +37,11 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
         shows = "`polyak train ppo CartPole-v1 --help` shows every flag."
         text = f"polyak train ALGO ENV [flags]\n\n{names}\n{user}\n{data}\n{shows}"
         return print_usage(text, arguments)
-    given = {word.partition("=")[0] for word in arguments}
-    if "--data" in given and not given & {"--env-steps", "--data-share"}:
+    given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    collects = given & {"--env-steps", "--data-share"}
+    if collects and {"--data", "--gradient-steps"} <= given:
+        return fail(f"{min(collects)} collects steps beside --data, --gradient-steps trains on the data alone; remove one")
+    if "--data" in given and not collects:
         with without_garbage_collection(is_own_process=is_own_process):
             from polyak.cli.offline import train_on_data
         return train_on_data(arguments, _algorithms_with)
@@ -60,6 +63,8 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     env_id = user_env if user_env else words.pop(0) if words else None
     if env_id is None and HELP & set(rest):
         env_id = PLACEHOLDER
+    if env_id is None and "--data" in given:
+        return fail(f"{min(collects)} needs an environment; without it, --gradient-steps trains on the data alone")
     if env_id is None:
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:

@@ -1,5 +1,6 @@
 """Fills the replay of an agent with rollouts of other policies, without learning from them."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -78,5 +79,6 @@ def _add_parts(ring: Replay, replay: ReplayState, rollout: Rollout) -> ReplaySta
 
     starts = jnp.arange(0, len(rollout.reward), num_steps, dtype=jnp.int32)
     # The run may be within an episode: without a mark, the rollout would continue the run, and the next rollout this one.
-    added, _ = jax.lax.scan(add, end_stream(replay, num_envs), starts)
-    return end_stream(added, num_envs)
+    end = partial(end_stream, num_envs=num_envs)
+    added, _ = jax.lax.scan(add, ring.change_own(replay, end), starts)
+    return ring.change_own(added, end)

@@ -58,6 +58,7 @@ def compiled(
     callbacks: Sequence[Callback] = (),
     report_every: int | None = None,
     devices: int = 1,
+    data: PyTree = None,
     resume_from: LoopState | None = None,
     donate: bool = False,
     env_steps_done: int = 0,
@@ -80,6 +81,7 @@ def compiled(
         callbacks: called at every report with `(progress, metrics, state)`.
         report_every: env_steps between reports; None is a hundredth of `env_steps`.
         devices: number of host devices or accelerators, in all processes, over which the environments are split.
+        data: the state of the replay of a `MixedReplay`'s data; not used when resuming.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         episodes_done: the last episodes of the stopped run, `Progress.episodes`, from which the means over episodes continue.
@@ -94,7 +96,7 @@ def compiled(
     check_in_jax("loops.compiled", env)
     check_match(agent, env, devices, key, callbacks)
     mesh = mesh_over(devices, env.num_envs)
-    state = first_state(agent, mesh, resume_from, donate, lambda: start_compiled(agent, env, key), num_envs=env.num_envs)
+    state = first_state(agent, mesh, resume_from, donate, lambda: start_compiled(agent, env, key), env.num_envs, data=data)
     state = _place(agent, state, mesh, env.num_envs)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     if spans_processes(mesh) and (relay.active or has_error_flags(state.carry)):
@@ -104,7 +106,6 @@ def compiled(
     with reporter.compiling():
         program, metrics = _program(env, mesh, shape_of(agent, state))
         chunk = program.lower(agent, state, metrics, 1, 1).compile()
-
     max_iterations, stopped = 1, None
     report_at = target.next_report(reporter.env_steps)
     while reporter.env_steps < env_steps:

@@ -71,6 +71,7 @@ def host(
     report_every: int | None = None,
     devices: int = 1,
     replay_on: ReplayOn = "device",
+    data: PyTree = None,
     resume_from: LoopState | None = None,
     donate: bool = False,
     env_steps_done: int = 0,
@@ -91,6 +92,7 @@ def host(
         devices: number of host devices or accelerators over which the update is split.
         replay_on: memory of the agent's replay: `"device"`, the memory of the training device; or `"host"`, from which
             each update gets its batches, so that new priorities take effect at the next update.
+        data: the state of the replay of a `MixedReplay`'s data; not used when resuming.
         resume_from: the state of a stopped run; copied, unless `donate` takes its arrays, which are deleted.
         env_steps_done: env_steps that the stopped run had completed.
         episodes_done: the last episodes of the stopped run, `Progress.episodes`, from which the means over episodes continue.
@@ -108,8 +110,8 @@ def host(
     _check_start(env, resume_from, mesh)
     check_replay_on(agent, "host", devices, replay_on)
     hosted = as_host_env(env, key)
-    begin = partial(start_host, agent, hosted, key)
-    replay, state = _place(agent, mesh, replay_on, env.num_envs, partial(first_state, agent, mesh, resume_from, donate, begin))
+    begin = partial(first_state, agent, mesh, resume_from, donate, partial(start_host, agent, hosted, key), data=data)
+    replay, state = _place(agent, mesh, replay_on, env.num_envs, begin)
     relay = ExceptionRelay(jax.eval_shape(agent.collect_policy, state.agent))
     reasons = (*relay.nondeterminism, *(hosted.nondeterminism if isinstance(hosted, MakesRollouts) else ()))
     reporter = Reporter(agent, target, env_steps_done, int(state.iteration), hosted, reasons, episodes_done)
@@ -121,8 +123,7 @@ def host(
     def loop_state(leaves: list[Any]) -> LoopState:
         return replay.give_back(jax.tree.unflatten(structure, leaves))
 
-    stopped, metrics, means = None, None, no_means
-    report_at = target.next_report(reporter.env_steps)
+    stopped, metrics, means, report_at = None, None, no_means, target.next_report(reporter.env_steps)
     del state  # Only the leaves are passed from round to round: a tree is flattened in Python.
     while reporter.env_steps < env_steps and stopped is None:
         with reporter.training(), relay:
@@ -133,8 +134,7 @@ def host(
         if collected is not None:
             reporter.advance(collected.env_steps, 1, learned.finished, collected.info_sums)
         stopped = "request" if collected is None or should_stop() else None
-        # Skip the report if there was no update since the last report.
-        if metrics is not None and (stopped or reporter.is_due(metrics.unpack, report_at)):
+        if metrics is not None and (stopped or reporter.is_due(metrics.unpack, report_at)):  # an update since the last
             report_at = target.next_report(reporter.env_steps)
             since_report = {**metrics.unpack(), **rollouts.metrics()}
             go_on, state = reporter.report(since_report, loop_state(leaves), callbacks)

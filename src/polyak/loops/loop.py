@@ -38,7 +38,14 @@ from polyak.core.types import (
 from polyak.loops.agent_check import check_agent, check_callbacks, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, info_means, measure
 from polyak.loops.metrics import as_numbers, convert_numbers
-from polyak.loops.replay_memory import check_memory, copy_except_replay, move_replay_to_state, with_new_replay
+from polyak.loops.replay_memory import (
+    check_data,
+    check_memory,
+    copy_except_replay,
+    move_replay_to_state,
+    with_data,
+    with_new_replay,
+)
 
 T = TypeVar("T")
 
@@ -176,25 +183,31 @@ def first_state(
     resume_from: LoopState | None,
     donate: bool,
     start: Callable[[], LoopState],
-    *,
     num_envs: int,
+    *,
     replay_on_host: bool = False,
+    data: PyTree = None,
 ) -> LoopState:
     """Return the state with which a loop begins, in new buffers: the state of `start`, or of the run to resume.
 
+    Args:
+        data: the state of the replay of a `MixedReplay`'s data; not used when resuming.
+
     Raises:
-        ValueError: the replay or a rollout does not fit into memory; raised before anything runs.
+        ValueError: the replay or a rollout does not fit into memory, or a `MixedReplay` lacks its data; raised before anything
+            runs.
     """
     if resume_from is None or not donate:
         check_memory(agent, 1 if mesh is None else mesh.size, num_envs=num_envs, on_host=replay_on_host)
     if resume_from is not None:
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
+    check_data(agent, data)
     state = start()
-    if mesh is None:
-        return state
-    # A new replay on the devices: splitting the old replay would need twice the memory.
-    return replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
+    if mesh is not None:
+        # A new replay on the devices: splitting the old replay would need twice the memory.
+        state = replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
+    return state if data is None else replace(state, agent=with_data(agent, state.agent, data))
 
 
 def update_agent(

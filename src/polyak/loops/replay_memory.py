@@ -166,5 +166,22 @@ def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None)
     return _with_replay(agent, agent_state, make())
 
 
+def check_data(agent: Agent, data: PyTree) -> None:
+    """Check that a replay that draws from data gets them.
+
+    Raises:
+        ValueError: they are missing.
+    """
+    replay: Any = getattr(agent, "replay", None)
+    if getattr(replay, "has_data", False) and data is None:
+        raise ValueError(f"train: {type(replay).__name__} has no data to draw from; pass data to polyak.train.run")
+
+
+def with_data(agent: Any, agent_state: PyTree, data: PyTree) -> PyTree:
+    """Return the agent's state with data in its replay, where that is."""
+    replay_state = getattr(agent_state, agent.replay_field)
+    return _with_replay(agent, agent_state, agent.replay.with_data(replay_state, data))
+
+
 def _with_replay(agent: HasReplay, agent_state: Any, replay_state: PyTree) -> Any:
     return replace(agent_state, **{agent.replay_field: replay_state})

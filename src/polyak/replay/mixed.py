@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec
-from polyak.core.struct import check_settings, integer, number, setting, static, struct
+from polyak.core.struct import check_settings, integer, number, setting, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.ops.schedules import Count
 from polyak.replay.hindsight import HindsightReplay
@@ -28,16 +28,15 @@ def _check_inner(owner: str, name: str, value: Any) -> None:
 class MixedReplay(Replay):
     """A replay that draws `share` of each batch from a data set, and the rest from the steps of the environment.
 
-    The data stay: nothing overwrites them, and their episodes end where the data end them. Both parts are drawn in the way of
-    `replay`, with priorities and goals of their own. A training with data (`polyak.train.run(..., data=...)`) creates this
-    replay; checkpoints have the data.
+    Nothing overwrites the data, and their episodes end where the data end them. Both parts are drawn in the way of `replay`,
+    with priorities and goals of their own; importance weights of the data are scaled to the mean of the steps' weights, so that
+    `share` is also the share of the loss. `polyak.train.run(..., data=...)` creates this replay and puts the data into its
+    state, which checkpoints contain.
 
     Attributes:
         replay: the replay of the environment's steps.
         data_capacity: rows of the data, with the rows between episodes.
         share: share of the data in each batch, 0.5 as in the paper.
-        data: function that returns the filled replay of the data, in arrays of NumPy; None starts without data, for a
-            checkpoint to be loaded.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
@@ -48,7 +47,6 @@ class MixedReplay(Replay):
     replay: Replay = setting(default=UniformReplay(1_000_000), check=_check_inner)
     data_capacity: int = integer(default=100_000)
     share: float = number(default=0.5, above=0, at_most=1, static=True)
-    data: Callable[[], ReplayState] | None = static(default=None, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -88,7 +86,7 @@ class MixedReplay(Replay):
             raise ValueError(f"MixedReplay: a PrioritizedReplay needs devices=1, got devices={devices}")
 
     def divide(self, batch_size: int) -> tuple[int, int]:
-        """The transitions of a batch from the environment, and from the data.
+        """The transitions of a batch of one device that are the environment's, and that are of data.
 
         Raises:
             ValueError: one of them is 0.
@@ -101,18 +99,25 @@ class MixedReplay(Replay):
     def init(
         self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, num_steps: int, carry: PyTree = ()
     ) -> ReplayState:
-        """The replay without steps of the environment, and with the data; see `Replay.init`."""
-        own = self.replay.init(obs, action, action_mask, num_steps=num_steps)
-        if self.data is None:
-            data = self._of_data.init(obs, action, action_mask, num_steps=num_steps)
-        else:
-            data = jax.tree.map(jnp.array, self.data())
+        """An empty replay, also without data; see `Replay.init` and `with_data`."""
+        own, data = (part.init(obs, action, action_mask, num_steps=num_steps) for part in (self.replay, self._of_data))
         return self._join(own, data)
+
+    def with_data(self, state: ReplayState, data: ReplayState) -> ReplayState:
+        """The replay with data, where the empty ones were.
+
+        Args:
+            data: the state of a replay of `data_capacity` rows, of one environment.
+        """
+        own, empty = self._parts(state)
+        return self._join(own, jax.tree.map(lambda x, old: jax.device_put(jnp.array(x), old.sharding), data, empty))
 
     def partition(self, axis_name: str, num_steps: int) -> PyTree:
         """The environment's steps are split by environment, and every device has all data; see `Replay.partition`."""
         replicated: Any = PartitionSpec()
-        return dataclasses.replace(self.replay.partition(axis_name, num_steps), data=replicated)
+        own = self.replay.partition(axis_name, num_steps)
+        priorities: Any = (own.priorities, replicated) if self.has_priorities else None
+        return dataclasses.replace(own, priorities=priorities, data=replicated)
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
         """The replay with a rollout among the environment's steps; see `Replay.add`."""
@@ -138,6 +143,9 @@ class MixedReplay(Replay):
         own_key, data_key = jax.random.split(key)
         drawn = self.replay.sample(own, own_key, own_size, num_envs=num_envs, **options)
         recorded = self._of_data.sample(data, data_key, data_size, num_envs=1, **options)
+        if self.has_priorities:
+            scale = jnp.mean(drawn.weight) / jnp.maximum(jnp.mean(recorded.weight), jnp.finfo(jnp.float32).tiny)
+            recorded = dataclasses.replace(recorded, weight=scale * recorded.weight)
         batch: Transition = jax.tree.map(lambda *x: jnp.concatenate(x), drawn, recorded)
         return dataclasses.replace(batch, from_data=jnp.arange(batch_size) >= own_size)
 
@@ -158,8 +166,16 @@ class MixedReplay(Replay):
         return self._join(own, self._of_data.set_priorities(data, index[size:], td_error[size:], **options))
 
     def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
-        """The metrics of the inner replay, of the environment's steps."""
-        return self.replay.metrics(self._parts(state)[0], axis_name=axis_name)
+        """The metrics of the inner replay, of the environment's steps; and `replay/data_...`, of the data, by tag."""
+        own, data = self._parts(state)
+        of_data = self._of_data.metrics(data, axis_name=axis_name)
+        renamed = {name.replace("replay/", "replay/data_"): value for name, value in of_data.items()}
+        return self.replay.metrics(own, axis_name=axis_name) | renamed
+
+    def change_own(self, state: ReplayState, change: Callable[[ReplayState], ReplayState]) -> ReplayState:
+        """The replay after a change of the environment's steps; see `Replay.change_own`."""
+        own, data = self._parts(state)
+        return self._join(change(own), data)
 
     @property
     def _of_data(self) -> Replay:

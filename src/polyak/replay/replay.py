@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -151,7 +152,7 @@ class Replay(abc.ABC):
 
     @property
     def has_data(self) -> bool:
-        """A part of each batch is from a data set, and `sample` says which."""
+        """A part of each batch is from a data set; `sample` sets `Transition.from_data`."""
         return False
 
     def with_capacity(self, capacity: int) -> "Replay":
@@ -182,6 +183,10 @@ class Replay(abc.ABC):
         Raises:
             ValueError: the capacity is too small, or the rows cannot be split.
         """
+
+    def divide(self, batch_size: int) -> tuple[int, int]:
+        """The transitions of a batch of one device that are the environment's, and that are of data."""
+        return batch_size, 0
 
     @abc.abstractmethod
     def init(
@@ -243,6 +248,10 @@ class Replay(abc.ABC):
             axis_name: the mesh axis over which the replay is split.
         """
         return state
+
+    def change_own(self, state: ReplayState, change: Callable[[ReplayState], ReplayState]) -> ReplayState:
+        """The replay after a change of the rows that `add` has stored, and of their priorities."""
+        return change(state)
 
     def metrics(self, state: ReplayState, *, axis_name: str | None = None) -> dict[str, Array]:
         """Metrics of the replay besides its size, by tag."""

@@ -12,7 +12,9 @@ from polyak.data.data_set import DataSet
 from polyak.data.loading import load
 from polyak.loops.offline_loop import LearnsOffline
 from polyak.replay.mixed import MixedReplay
+from polyak.replay.replay import ReplayState
 from polyak.replay.sequences import SequenceReplay
+from polyak.train.settings import TrainSettings
 
 # Rows between streams, and those that n-step sums and sequences read, take some more than the data.
 SPARE_ROWS = 128
@@ -43,35 +45,40 @@ def check_learns_from_data(owner: str, agent: Any) -> None:
 
 
 def with_room(agent: Any, data: DataSet) -> Any:
-    """The agent with a replay of as many rows as the data need."""
+    """The agent with a replay of as many rows as the data need, and of no other steps."""
+    replay = agent.replay.replay if isinstance(agent.replay, MixedReplay) else agent.replay
     steps = agent.num_steps
-    longest = agent.replay.sequence_length if isinstance(agent.replay, SequenceReplay) else 0
+    longest = replay.sequence_length if isinstance(replay, SequenceReplay) else agent.n_step + getattr(replay, "frame_stack", 1)
     rows = data.num_transitions + data.num_episodes + max(2, steps, longest) + SPARE_ROWS
     capacity = (-(-rows // steps) + 2) * steps
-    return dataclasses.replace(agent, replay=agent.replay.with_capacity(capacity))
+    return dataclasses.replace(agent, replay=replay.with_capacity(capacity))
 
 
-def with_data(owner: str, agent: Agent, data: Any, env: Env | HostEnv, share: float) -> tuple[Agent, str | None]:
-    """Return the agent with a `MixedReplay`, of its replay and a data set, and the data set's name.
+def with_data(agent: Agent, env: Env | HostEnv, settings: TrainSettings) -> tuple[Agent, ReplayState | None, str | None]:
+    """Return the agent with a `MixedReplay` around its replay, the filled replay of the data of the settings, and their name.
 
-    Args:
-        owner: the function that trains, for errors.
-        data: a data set, or the first argument of `polyak.data.load`; None changes nothing.
-        share: share of the data in each batch.
+    Without data nothing changes.
 
     Raises:
-        TypeError, ValueError: the agent has no replay, or one of sequences, or the data are of another environment.
+        TypeError, ValueError: the agent has no replay, or one of sequences; the data are of another environment; an agent with
+            a `MixedReplay` gets no data, or checkpoints would lack them.
     """
+    owner, data = "train.run", settings.data
+    learner: Any = agent
+    has_data = data is not None or getattr(getattr(agent, "replay", None), "has_data", False)
+    if has_data and data is None and settings.resume_from is None:
+        raise ValueError(f"{owner}: data must be passed, as the agent has a MixedReplay, whose data are in the state alone")
+    if has_data and not settings.checkpoint_replay and settings.run_dir is not None:
+        raise ValueError(f"{owner}: checkpoint_replay must be True with data, which a resumed run would lack")
     if data is None:
-        return agent, None
+        return agent, None, None
     check_learns_from_data(owner, agent)
-    known: Any = agent
-    # Before the data are loaded, which takes longer.
-    mixed = MixedReplay(known.replay, share=share)
-    mixed.divide(known.batch_size)
+    replay = learner.replay.replay if isinstance(learner.replay, MixedReplay) else learner.replay
+    mixed = MixedReplay(replay, share=settings.data_share)
+    mixed.divide(learner.batch_size)  # before the data are loaded, which takes longer
     data_set = load_data(owner, data, env.spec)
-    alone = with_room(known, data_set)
-    rollout = data_set.rollout(known.spec, num_steps=known.num_steps, pad=True)
-    filled = jax.device_get(alone.add(alone.init(jax.random.key(0)), rollout).replay)
-    mixed = dataclasses.replace(mixed, data_capacity=alone.replay.capacity, data=lambda: filled)
-    return dataclasses.replace(known, replay=mixed), data_set.name
+    offline = with_room(learner, data_set)
+    rollout = data_set.rollout(learner.spec, num_steps=learner.num_steps, pad=True)
+    filled = jax.device_get(offline.add(offline.init(jax.random.key(0)), rollout).replay)
+    mixed = dataclasses.replace(mixed, data_capacity=offline.replay.capacity)
+    return dataclasses.replace(learner, replay=mixed), filled, data_set.name

@@ -252,7 +252,7 @@ def prepare(
         algorithm: name of the algorithm if several algorithms share the agent's class; None is `algorithm_name(agent)`.
         learners: processes that train together; None trains in this process.
     """
-    agent, data_name = with_data("train.run", agent, settings.data, env, settings.data_share)
+    agent, data, data_name = with_data(agent, env, settings)
     loop: str = settings.loop
     devices, eval_every, eval_env = settings.devices, settings.eval_every, settings.eval_env
     if devices is None:
@@ -309,7 +309,7 @@ def prepare(
     run = None if settings.run_dir is None else create(settings.run_dir, config.to_json())
     key = run_key(settings.seed or 0) if settings.key is None else settings.key
     start = Start(settings.resume_from, settings.env_steps_done)
-    return Training(config, env, key, start, run, eval_env, eval_episodes, learners)
+    return Training(config, env, key, start, run, eval_env, eval_episodes, learners, data=data)
 
 
 def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: str, saved: bool) -> str:

@@ -259,7 +259,10 @@ def ended_schedules(run: Run, config: RunConfig) -> list[str]:
     """A sentence on each schedule that has ended for the rest of a run that is made longer; at 0 it learns nothing."""
     before = read_config(run, config.agent).env_steps
     fields = {field.name: getattr(config.agent, field.name) for field in dataclasses.fields(config.agent)}
-    if dataclasses.is_dataclass(replay := fields.get("replay")):
+    replay = fields.get("replay")
+    while dataclasses.is_dataclass(inner := getattr(replay, "replay", None)):
+        replay = inner
+    if dataclasses.is_dataclass(replay):
         fields |= {f"{field.name} of the replay": getattr(replay, field.name) for field in dataclasses.fields(replay)}
     return [
         f"{name} stays at {value.end:g} after {value.env_steps:,.0f} env_steps, where its schedule ends"
@@ -305,6 +308,10 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
     check_memory(config.agent, config.devices, num_envs=env.num_envs, on_host=config.replay_on == "host")
     if not find(run.checkpoints):
         _check_for_lost_checkpoints(run, config)
+        if config.data is not None:
+            raise CheckpointError(
+                f"{run.directory}: was stopped before its first checkpoint, which has the data {config.data!r}; train anew"
+            )
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
         return Start()
     with replay_memory(config.replay_on):

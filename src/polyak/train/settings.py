@@ -125,11 +125,8 @@ class TrainSettings(CommonSettings):
             raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
         if self.data is None and self.data_share != TrainSettings.data_share:
             raise ValueError(f"train.run: data_share={self.data_share} needs data")
-        if self.data is not None and (self.resume_from is not None or not self.checkpoint_replay):
-            raise ValueError(
-                "train.run: data must be None with resume_from, whose state has the data, and with checkpoint_replay=False, "
-                "which would lose them"
-            )
+        if self.data is not None and self.resume_from is not None:
+            raise ValueError("train.run: data must be None with resume_from, whose state has the data")
         check_callbacks("train", self.callbacks)
         if self.key is not None and self.seed is not None:
             raise ValueError("train.run: pass key or seed, not both")

@@ -18,6 +18,7 @@ from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, TrainResult
 from polyak.loops.offline_loop import offline
 from polyak.ops.gradient_step import QUANTITIES
+from polyak.replay.replay import ReplayState
 from polyak.runs import OFFLINE, RunConfig, read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
@@ -73,7 +74,7 @@ class Training:
         resume_flags: flags of `polyak resume` for objects that the run does not store.
         label: name of the training among several, such as `seed 5 (1 of 2)`.
         history: the rows of the metrics so far, if there is no run directory.
-        data: the data set of the offline loop; None if its state has the data.
+        data: the data set of the offline loop, or the filled replay of the data of a `MixedReplay`; None if the state has it.
     """
 
     config: RunConfig
@@ -89,7 +90,7 @@ class Training:
     resume_flags: str = ""
     label: str = ""
     history: list[dict[str, float]] = field(default_factory=list)
-    data: Rollout | None = None
+    data: Rollout | ReplayState | None = None
 
     @property
     def title(self) -> str:
@@ -120,6 +121,8 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     split: dict[str, Any] = {} if config.loop in ("asynchronous", OFFLINE) else {"devices": config.devices}
     if config.replay_on != "device":
         split["replay_on"] = config.replay_on
+    if training.data is not None and config.loop != OFFLINE:
+        split["data"] = training.data
     with record_failure([training]) as notes, ExitStack() as stack:
         if isinstance(training.env, WorkerEnvs):
             watch_workers(training.env.group, run, console)
