@@ -94,6 +94,9 @@ def test_wrong_values_are_one_error_and_write_nothing(flag, value, data, tmp_pat
         ("dqn CartPole-v1 Pendulum-v1", "takes one ENV; got CartPole-v1 Pendulum-v1"),
         ("dqn jax/Pendulum-v1", "is of another environment"),
         ("dqn --num-envs 4", "num-envs"),
+        ("dqn --env-steps 60", "--env-steps needs an environment; without it, --gradient-steps trains on the data alone"),
+        ("dqn jax/CartPole-v1 --env_steps 60 --gradient-steps 5", "--env-steps collects steps beside --data, --gradient-steps"),
+        ("ppo jax/CartPole-v1 --env-steps 60", "PPO has no replay to learn from data"),
     ],
 )
 def test_other_errors(arguments, message, data, tmp_path, monkeypatch, capsys):
