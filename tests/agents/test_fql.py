@@ -17,7 +17,7 @@ import polyak
 from polyak.agents import fql
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.networks import flow
+from polyak.learning import flow_matching
 from polyak.networks.heads import PolicyOnly
 from polyak.ops.schedules import StepCount
 from polyak.replay.replay import Transition
@@ -63,7 +63,7 @@ def there(request, monkeypatch):
     case = request.param
     noise = {name: jnp.asarray(FILE[f"{case}/noise/{name}"]) for name in ("next", "start", "distill")}
     time = jnp.asarray(FILE[f"{case}/time"])
-    monkeypatch.setattr(flow, "sample_noise", lambda *_: noise["start"])
+    monkeypatch.setattr(flow_matching, "sample_noise", lambda *_: noise["start"])
     monkeypatch.setattr("jax.random.uniform", lambda *_: time)
     agent = make_agent(**CASES[case])
     copies, weights = agent.init(KEY).copies, f"{case}/params/modules"

@@ -1,6 +1,4 @@
-"""Networks of noise: Euler's method, the flow-matching error and the scaling of actions, against slow versions and numbers."""
-
-import dataclasses
+"""Networks of noise: Euler's method and the scaling of actions, against slow versions and numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +7,7 @@ import pytest
 
 import polyak
 from polyak.core.spaces import Box, Dict, EnvSpec
-from polyak.core.types import Variables
-from polyak.networks.flow import flow_error, from_unit, integrate, mean_square, noise_spec, to_unit
+from polyak.networks.flow import from_unit, integrate, noise_spec, to_unit
 
 KEY = jax.random.key(0)
 TREE = Dict({"a": Box([-1.0] * 2, [1.0] * 2), "b": Box(-2.0, 4.0, (1, 2))})
@@ -44,39 +41,6 @@ def test_the_flow_is_the_sum_of_eulers_steps():
         a, b = a + v[:, :2] / 3, b + v[:, 2:].reshape(4, 1, 2) / 3
     np.testing.assert_allclose(got["a"], a, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got["b"], b, rtol=1e-5, atol=1e-6)
-
-
-@dataclasses.dataclass(frozen=True)
-class StraightWay:
-    """The velocity (c - x) / (1 - t), which takes every noise to c."""
-
-    c: float
-
-    def init(self, key, spec):
-        raise NotImplementedError
-
-    def apply(self, variables, obs, carry=(), *, train=False, key=None):
-        _, x, time = obs
-        return ({"loc": (self.c - x) / (1 - time), "log_scale": jnp.zeros_like(x)}, None), carry, ()
-
-
-def test_the_error_is_zero_for_the_straight_way_and_the_flow_ends_at_its_action():
-    spec = EnvSpec(Box([0.0], [1.0]), Box([-1.0] * 2, [1.0] * 2))
-    obs, action = jnp.zeros((6, 1)), jnp.full((6, 2), 0.3)
-    error, _ = flow_error(StraightWay(0.3), Variables({}, {}), spec, obs, action, KEY)
-    np.testing.assert_allclose(error, 0.0, atol=1e-6)
-    off, _ = flow_error(StraightWay(0.5), Variables({}, {}), spec, obs, action, KEY)
-    _, time_key, _ = jax.random.split(KEY, 3)
-    time = np.asarray(jax.random.uniform(time_key, (6, 1), jnp.float32))
-    np.testing.assert_allclose(off, (0.2 / (1 - time[:, 0])) ** 2, rtol=1e-3)
-    end = integrate(StraightWay(0.3), Variables({}, {}), spec, obs, jax.random.normal(KEY, (6, 2)), 10)
-    np.testing.assert_allclose(end, 0.3, atol=1e-5)
-
-
-def test_the_mean_of_squares_is_over_all_numbers_of_the_action():
-    x = {"a": jnp.ones((2, 2)), "b": jnp.zeros((2, 1, 2))}
-    y = {"a": jnp.zeros((2, 2)), "b": jnp.full((2, 1, 2), 3.0)}
-    np.testing.assert_allclose(mean_square(x, y), (1 + 1 + 9 + 9) / 4)
 
 
 @pytest.mark.parametrize(

@@ -300,3 +300,9 @@ def test_rows_without_weight_hold_the_row_before_them_or_the_first_that_has_some
     filled = losses.fill_rows(rows, jnp.array([0.0, 0.0, 0.5, 0.0, 1.0, 0.0]))
     assert filled["n"].tolist() == [2, 2, 2, 2, 4, 4] == filled["x"][:, 0].tolist()
     assert losses.fill_rows(rows, jnp.ones(6))["n"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_mean_of_squares_is_over_all_numbers_of_the_action():
+    x = {"a": jnp.ones((2, 2)), "b": jnp.zeros((2, 1, 2))}
+    y = {"a": jnp.zeros((2, 2)), "b": jnp.full((2, 1, 2), 3.0)}
+    np.testing.assert_allclose(losses.mean_square(x, y), (1 + 1 + 9 + 9) / 4)

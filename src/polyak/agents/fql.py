@@ -15,22 +15,21 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import check_settings, choice, integer, number, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_critics, critic_terms, feedforward_or_default, join_logs
+from polyak.learning.flow_matching import flow_error
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.networks.flow import (
     MAX_FLOW_STEPS,
     apply_to_noise,
     check_flow,
-    flow_error,
     from_unit,
     integrate,
-    mean_square,
     noise_spec,
     sample_noise,
 )
 from polyak.networks.pair import select_entries
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
-from polyak.ops.losses import sum_over_devices, weighted_sum
+from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.flow_policy import FlowPolicy
 from polyak.policies.network_policy import DiscountedReturn, Greedy

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,11 @@ from polyak.agents.delayed_actor import DelayedActorAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.core.struct import check_settings, choice, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import action_dimensions, check_critics
+from polyak.learning.actor_critic_updates import check_critics
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
-from polyak.ops.losses import sum_over_devices, weighted_sum
+from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
@@ -111,8 +111,7 @@ class TD3BC(DelayedActorAgent):
         q = q[:, 0] if self.actor_q == "first" else jnp.min(q, axis=1)
         size = sum_over_devices(weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight), axis_name)
         scale = size if self.normalize_q else jnp.ones(())
-        errors = jax.tree.map(lambda x, y: jnp.sum(jnp.square(x - y).reshape(len(x), -1), axis=1), action, batch.action)
-        distance: Any = sum(jax.tree.leaves(errors)) / action_dimensions(self.spec)
+        distance = mean_square(action, batch.action)
         loss = weighted_sum(distance - self.q_weight / scale * q, batch.weight)
         return loss, Aux({"bc_loss": jax.lax.stop_gradient(weighted_sum(distance, batch.weight))}, stats)
 

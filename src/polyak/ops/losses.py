@@ -76,8 +76,8 @@ def masked_mean_and_variance(
     # Masked before squaring: the derivative of a square contains its argument, and 0 · NaN = NaN.
     rest = jnp.where(weight > 0, x - sum_of_x / total, 0.0)
     sum_of_rest, sum_of_squares = _sums(rest * weight, jnp.square(rest) * weight, axis_name)
-    mean_of_rest, mean_square = sum_of_rest / total, sum_of_squares / total
-    return sum_of_x / total + mean_of_rest, jnp.maximum(mean_square - jnp.square(mean_of_rest), 0.0)
+    mean_of_rest, mean_of_squares = sum_of_rest / total, sum_of_squares / total
+    return sum_of_x / total + mean_of_rest, jnp.maximum(mean_of_squares - jnp.square(mean_of_rest), 0.0)
 
 
 def clipped_surrogate(
@@ -168,6 +168,12 @@ def huber(error: Float[Array, "*shape"], delta: Scalar | None) -> Float[Array, "
         return jnp.square(error)
     size = jnp.abs(error)
     return jnp.where(size <= delta, 0.5 * jnp.square(error), delta * (size - 0.5 * delta))
+
+
+def mean_square(x: PyTree, y: PyTree) -> Float[Array, " B"]:
+    """|x - y|² / dim A of each sample, over all parts of the action."""
+    errors = jax.tree.map(lambda x, y: jnp.square(x - y).reshape(x.shape[0], -1), x, y)
+    return jnp.mean(jnp.concatenate(jax.tree.leaves(errors), axis=1), axis=1)
 
 
 def best_action(q: Float[Array, "rows n"], mask: Bool[Array, "rows n"] | None) -> Int32[Array, " rows"]:
