@@ -9,11 +9,13 @@ import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.envs.autoreset import AutoReset
 from polyak.networks.flow import sample_noise
+from polyak.networks.heads import PolicyOnly
 from polyak.replay.replay import Transition
 from tests.agents.maze import BOX_SPEC, BoxMaze, recorded
 
 KEY = jax.random.key(0)
 REPLAY = polyak.UniformReplay(64)
+UNIT = Box([0.0], [1.0])
 
 
 def test_the_loss_of_bc_is_that_of_the_flow_in_units_of_half_ranges():
@@ -44,7 +46,11 @@ def test_the_loss_of_bc_is_that_of_the_flow_in_units_of_half_ranges():
         (Discrete(2), None, r"BC: actions of a flow must be Boxes of floats, got Discrete"),
         (Box([0], [9], dtype=np.int32), None, r"BC: actions of a flow must be Boxes of floats, got Box"),
         (Dict({"a": Box([0.0], [1.0]), "b": Discrete(2)}), None, r"Boxes of floats, got Discrete\(.*\) at action 'b'"),
-        (Box([0.0], [1.0]), polyak.MLP(head=polyak.networks.heads.PolicyOnly(squash_mean=True)), r"squash_mean=False"),
+        (Dict({"a": UNIT, "b": Box([0.0], [np.inf])}), None, r"must have finite bounds, got Box\(.*\) at action 'b'"),
+        (Box([-np.inf], [np.inf]), None, r"BC: actions of a flow must have finite bounds, got Box\(-inf, inf"),
+        (UNIT, polyak.MLP(head=PolicyOnly(squash_mean=True, std="fixed")), r"BC: network must have .* squash_mean=False"),
+        (UNIT, polyak.MLP(head=PolicyOnly()), r"BC: network must have std='fixed' .* for a flow, got PolicyOnly"),
+        (UNIT, polyak.Actor(std="fixed", clip_mean=1.0), r"BC: network must have clip_mean=None for a flow, got Actor"),
     ],
 )
 def test_flows_that_do_not_fit_are_errors(action, network, message):

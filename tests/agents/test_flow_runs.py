@@ -40,10 +40,11 @@ def arrays_of(copies):
 @pytest.mark.parametrize("name", ["fql", "bc"])
 def test_a_resumed_run_equals_an_uninterrupted_one_and_its_policy_is_loaded(name, trees, tmp_path):
     settings = {"batch_size": 16, "normalize_obs": True, "flow_steps": 2}
-    settings |= (
-        {"network": polyak.MLP((8,))} if name == "bc" else {"actor": polyak.Actor((8,)), "critics": polyak.Critics((8,))}
-    )
-    settings |= {} if name == "bc" else {"actor_obs": ("joint",), "q_aggregation": "min"}
+    if name == "bc":
+        settings |= {"network": polyak.MLP((8,))}
+    else:
+        settings |= {"actor": polyak.Actor((8,), std="fixed"), "critics": polyak.Critics((8,))}
+        settings |= {"actor_obs": ("joint",), "q_aggregation": "min"}
 
     def train(directory, steps):
         return polyak.train.offline(

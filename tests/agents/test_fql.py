@@ -33,8 +33,8 @@ CASES = {
 
 
 def make_agent(spec=SPEC, **settings):
-    actor, critics = polyak.Actor((6,), activation="gelu", std="fixed"), polyak.Critics((6,), activation="gelu")
-    return polyak.FQL(spec, actor, critics, **{"replay": REPLAY} | settings)
+    networks = {"actor": polyak.Actor((6,), activation="gelu", std="fixed"), "critics": polyak.Critics((6,), activation="gelu")}
+    return polyak.FQL(spec, **networks | {"replay": REPLAY} | settings)
 
 
 def dense(path):
@@ -162,7 +162,8 @@ def test_a_gradient_step_trains_all_networks_and_moves_the_target():
         (EnvSpec(SPEC.obs, Discrete(3)), {}, r"FQL: actions must be Boxes"),
         (SPEC, {"flow": polyak.Critics((6,))}, r"FQL: flow must return"),
         (SPEC, {"flow": polyak.GRU(4, head=PolicyOnly())}, r"FQL: flow must not be recurrent"),
-        (SPEC, {"flow": polyak.Actor((6,), std="sde")}, r"FQL: flow must have squash_mean=False and no std='sde'"),
+        (SPEC, {"flow": polyak.Actor((6,))}, r"FQL: flow must have std='fixed' and squash_mean=False for a flow, got Actor"),
+        (SPEC, {"actor": polyak.Actor((6,), std="fixed", clip_mean=1.0)}, r"FQL: actor must have clip_mean=None for a flow"),
         (SPEC, {"flow_steps": 0}, r"FQL: flow_steps must be an integer in \[1, 100\], got 0"),
         (SPEC, {"q_aggregation": "max"}, r"FQL: q_aggregation must be"),
         (SPEC, {"shared_encoder": True}, r"FQL: shared_encoder must be False"),

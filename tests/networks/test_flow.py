@@ -47,8 +47,7 @@ def test_the_flow_is_the_sum_of_eulers_steps():
     ("low", "high", "action", "unit"),
     [
         ([-2.0, 0.0], [4.0, 1.0], [4.0, 0.25], [1.0, -0.5]),
-        ([-np.inf, 0.0], [np.inf, 1.0], [7.0, 1.0], [7.0, 1.0]),
-        ([2.0, 0.0], [2.0, np.inf], [2.0, 5.0], [0.0, 5.0]),
+        ([2.0, 0.0], [2.0, 10.0], [2.0, 5.0], [0.0, 0.0]),
         ([-3e38, -3e38], [3e38, 3e38], [1.5e38, 0.0], [0.5, 0.0]),
     ],
 )
@@ -60,7 +59,7 @@ def test_bounds_are_scaled_to_the_unit_box_and_back(low, high, action, unit):
 
 
 def test_actions_beyond_the_bounds_are_clipped():
-    spec = EnvSpec(Box([0.0], [1.0]), Box([-2.0, 0.0], [4.0, np.inf]))
-    np.testing.assert_allclose(from_unit(spec, jnp.array([[-1.5, -2.0], [2.0, 9.0]])), [[-2.0, 0.0], [4.0, 9.0]])
+    spec = EnvSpec(Box([0.0], [1.0]), Box([-2.0, 0.0], [4.0, 5.0]))
+    np.testing.assert_allclose(from_unit(spec, jnp.array([[-1.5, -2.0], [2.0, 0.2]])), [[-2.0, 0.0], [4.0, 3.0]])
     rescaled = EnvSpec(Box([0.0], [1.0]), Box([-2.0], [4.0]), action_scaling="rescale")
     np.testing.assert_allclose(from_unit(rescaled, jnp.array([[0.5], [2.0]])), [[0.5], [1.0]])

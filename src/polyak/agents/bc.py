@@ -40,8 +40,8 @@ class BC(OffPolicyAgent):
     `envs.make(..., action_scaling="rescale")`; the greedy policy acts by their mean. Rewards, and `gamma` and `n_step`, are not
     used.
 
-    With `flow_steps` = K the policy is a flow, for Box actions of which there are several good ones in one state, between which
-    a mean is wrong. A velocity v is matched to the straight ways from noise to the actions:
+    With `flow_steps` = K the policy is a flow, for Box actions with finite bounds whose distribution is multimodal, so that a
+    mean lies between the modes. A velocity v is matched to the straight ways from noise to the actions:
 
         L(θ) = E[ |v_θ(s, x_t, t) - (a - x_0)|² / dim A ],    x_t = (1 - t) x_0 + t a,    x_0 ~ N(0, I),    t ~ U(0, 1)
 
@@ -52,7 +52,8 @@ class BC(OffPolicyAgent):
         network: a network that returns `(action_params, value)`, the value unused, such as `polyak.LSTM()`; None takes
             `NatureCNN` for images, else `MLP` with two layers of 256, and a standard deviation that is a parameter. The loss
             applies it in training mode (dropout, batch normalization), except for recurrent networks. With `flow_steps` its
-            observation is a Tuple of the observation, x_t and t `[B, 1]`, and the `loc` of its output the velocity.
+            observation is a Tuple of the observation, x_t and t `[B, 1]`, and the `loc` of its output the velocity; a head that
+            is set must have `std="fixed"`.
         flow_steps: K, number of steps of a flow policy; None takes the distribution of the action space, a Gaussian for a Box.
         replay: a `UniformReplay`, or a `SequenceReplay` for recurrent networks.
 
@@ -76,7 +77,8 @@ class BC(OffPolicyAgent):
         check_env_spec("BC", self.spec)
         is_default = self.network is None and not has_images(self.spec.obs)
         network = MLP((256, 256), activation="relu") if is_default else self.network
-        object.__setattr__(self, "network", complete("BC", network, self.spec, PolicyOnly()))
+        head = PolicyOnly() if self.flow_steps is None else PolicyOnly(std="fixed")
+        object.__setattr__(self, "network", complete("BC", network, self.spec, head))
         check_settings(self)
         if self.replay.has_priorities:
             raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")

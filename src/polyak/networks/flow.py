@@ -13,30 +13,36 @@ from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.spaces import Box, Dict, EnvSpec, Space, Tuple, in_action, leaf_spaces, map_space
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.networks.actor import Actor
 from polyak.networks.feedforward import policy_settings
+from polyak.networks.policy_head import range_of_means
 
 MAX_FLOW_STEPS = 100
 """Steps are unrolled in the program, so that it can be exported and convolutions of the observation are computed once."""
 
 
 def check_flow(owner: str, name: str, network: Network, spec: EnvSpec) -> None:
-    """Check that actions are Boxes of floats, and that a network can be the velocity of a flow.
+    """Check that actions are Boxes of floats with finite bounds, and that a network can be the velocity of a flow.
 
     Args:
         name: the setting of the network, for errors.
 
     Raises:
-        ValueError: a part of the action is something else; the network is recurrent, squashes its output, or has features for
-            state-dependent exploration.
+        ValueError: a part of the action is something else; the network is recurrent, squashes or clips its output, or computes
+            a standard deviation.
     """
     for path, leaf in leaf_spaces(spec.action):
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
             raise ValueError(f"{owner}: actions of a flow must be Boxes of floats, got {leaf}{in_action(path)}")
+        if not all(np.isfinite(bound).all() for bound in spec.action_bounds(leaf)):
+            raise ValueError(f"{owner}: actions of a flow must have finite bounds, got {leaf}{in_action(path)}")
     settings = policy_settings(network)
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent for a flow, got {network!r}")
-    if settings is not None and (settings.squash_mean or settings.std == "sde"):
-        raise ValueError(f"{owner}: {name} must have squash_mean=False and no std='sde' for a flow, got {settings!r}")
+    if settings is not None and (settings.squash_mean or settings.std != "fixed"):
+        raise ValueError(f"{owner}: {name} must have std='fixed' and squash_mean=False for a flow, got {settings!r}")
+    if isinstance(settings, Actor) and settings.clip_mean is not None:
+        raise ValueError(f"{owner}: {name} must have clip_mean=None for a flow, got {settings!r}")
 
 
 def noise_spec(spec: EnvSpec, *, has_time: bool) -> EnvSpec:
@@ -85,33 +91,24 @@ def integrate(network: Network, variables: Variables, spec: EnvSpec, obs: PyTree
 
 
 def to_unit(spec: EnvSpec, action: PyTree) -> PyTree:
-    """Actions with the bounds scaled to [-1, 1]; unbounded numbers unchanged."""
+    """Actions with the bounds scaled to [-1, 1]."""
 
-    def leaf(leaf: Box, a: Array) -> Array:
-        middle, half, _, _ = _scale(spec, leaf)
-        return (a - middle) / half
+    def scale(leaf: Box, a: Array) -> Array:
+        middle, half_range = range_of_means(spec, leaf)
+        return (a - middle) / np.where(half_range > 0, half_range, np.float32(1))
 
-    return map_space(leaf, spec.action, action)
+    return map_space(scale, spec.action, action)
 
 
 def from_unit(spec: EnvSpec, x: PyTree) -> PyTree:
     """The inverse of `to_unit`, clipped to the bounds of the action."""
 
-    def leaf(leaf: Box, x: Array) -> Array:
-        middle, half, low, high = _scale(spec, leaf)
-        return jnp.clip(middle + half * x, low, high)
+    def scale(leaf: Box, x: Array) -> Array:
+        middle, half_range = range_of_means(spec, leaf)
+        low, high = (bound[None] for bound in spec.action_bounds(leaf))
+        return jnp.clip(middle + half_range * x, low, high)
 
-    return map_space(leaf, spec.action, x)
-
-
-def _scale(spec: EnvSpec, leaf: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The middle and half the width of each number, `[1, ...]`, or 0 and 1 where there is none; and the bounds."""
-    low, high = (bound[None] for bound in spec.action_bounds(leaf))
-    is_bounded = np.isfinite(low) & np.isfinite(high)
-    # Halves first, since the width of a large Box overflows.
-    half_low, half_high = (np.where(is_bounded, bound / 2, np.float32(0)) for bound in (low, high))
-    half = np.where(half_high > half_low, half_high - half_low, np.float32(1))
-    return half_low + half_high, half, low, high
+    return map_space(scale, spec.action, x)
 
 
 def _noise_space(action: Space) -> Space:

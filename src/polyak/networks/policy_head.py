@@ -155,7 +155,7 @@ class PolicyHead(nnx.Module):
 
 
 def range_of_means(spec: EnvSpec, space: Box) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """`(middle, half_range)`, `[1, ...]`, of the range of a squashed mean: the bounds of the agent's actions in this part."""
+    """`(middle, half_range)`, `[1, ...]`, of the bounds of the agent's actions in this part."""
     # Halves first: the range of a wide box overflows.
     low, high = (bound.reshape(1, *space.shape) / 2 for bound in spec.action_bounds(space))
     return high + low, high - low
