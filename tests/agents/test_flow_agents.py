@@ -38,6 +38,8 @@ def test_the_loss_of_bc_is_that_of_the_flow_in_units_of_half_ranges():
     row = np.concatenate([obs, (1 - time) * start + time * unit, time], axis=1)
     velocity = np.maximum(row @ hidden["kernel"] + hidden["bias"], 0) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(loss, np.sum(weight * np.mean((velocity - (unit - start)) ** 2, axis=1)), rtol=1e-5)
+    with pytest.raises(ValueError, match="BC: key must be given with flow_steps"):
+        agent.loss(online.params, batch, online=online)
 
 
 @pytest.mark.parametrize(

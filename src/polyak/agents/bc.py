@@ -134,9 +134,13 @@ class BC(OffPolicyAgent):
             params: θ.
             online: the network's variables; their parameters are not used.
             key: for dropout, and for the noise and times of a flow.
+
+        Raises:
+            ValueError: `key` is None with `flow_steps`.
         """
         if self.flow_steps is not None:
-            assert key is not None, "a flow needs noise"
+            if key is None:
+                raise ValueError("BC: key must be given with flow_steps")
             velocity, action = dataclasses.replace(online, params=params), to_unit(self.spec, batch.action)
             error, stats = flow_error(self._network, velocity, self.spec, batch.obs, action, key)
             return weighted_sum(error, batch.weight), Aux({}, stats)
