@@ -68,13 +68,18 @@ def test_the_mode_between_two_humps_is_an_action_of_one():
 
 
 def test_there_are_no_log_probabilities():
-    policy, at = policy_of(humps), time_step(2)
-    distribution, _ = policy.distribution(at)
+    """And a distribution draws no sample before the error."""
+
+    def unused(z):
+        raise AssertionError("a sample was drawn")
+
+    at = time_step(2)
+    distribution, _ = policy_of(unused).distribution(at)
     for call in (
         lambda: distribution.log_prob(jnp.zeros((2, 1))),
         lambda: distribution.sample_and_log_prob(seed=KEY),
         lambda: distribution.kl_divergence(distribution),
-        lambda: polyak.policies.with_info(policy).action(at, (), KEY),
+        lambda: polyak.policies.with_info(policy_of(humps)).action(at, (), KEY),
     ):
         with pytest.raises(NotImplementedError, match="a flow policy has no"):
             call()

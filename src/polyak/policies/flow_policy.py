@@ -20,6 +20,8 @@ CANDIDATES = 31
 BANDWIDTH = 0.1
 """Standard deviation of the kernel of `FlowDistribution.mode`, in half ranges of an action."""
 
+NO_LOG_PROB = "a flow policy has no log-probabilities of actions, only samples and a mode"
+
 
 @struct
 class FlowPolicy(NumPyMethods):
@@ -100,11 +102,11 @@ class FlowDistribution:
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
         """Raise `NotImplementedError`."""
-        raise NotImplementedError("a flow policy has no log-probabilities of actions, only samples and a mode")
+        raise NotImplementedError(NO_LOG_PROB)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
         """Raise `NotImplementedError`."""
-        return self.sample(seed=seed), self.log_prob(None)
+        raise NotImplementedError(NO_LOG_PROB)
 
     def entropy(self) -> Float[Array, "*B"]:
         """Raise `NotImplementedError`."""
