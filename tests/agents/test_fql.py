@@ -133,16 +133,29 @@ def test_the_actors_loss_is_the_authors(there, monkeypatch):
     np.testing.assert_allclose(aux.terms["distill_loss"], FILE[f"{case}/loss/distill"], rtol=1e-5)
 
 
-def test_a_gradient_step_trains_all_networks_and_moves_the_target():
-    agent = make_agent(tau=0.25, ema_tau=0.5)
-    copies, rng = agent.init(KEY).copies, np.random.default_rng(0)
+def random_batch():
+    rng = np.random.default_rng(0)
     arrays = {name: rng.normal(size=(8, 3)) for name in ("obs", "next_obs")}
     arrays |= {"action": rng.uniform(-1, 1, (8, 2)), "reward": rng.normal(size=8)}
     arrays |= {"weight": np.full(8, 1 / 8), "discount": np.full(8, 0.9)}
     fields = {name: jnp.asarray(x, jnp.float32) for name, x in arrays.items()}
-    batch = Transition(action_mask=None, next_action_mask=None, index=jnp.arange(8, dtype=jnp.int32), **fields)
-    step = jax.jit(lambda *x: agent.train_step(*x, KEY, jnp.array(True), env_steps=StepCount.of(0), axis_name=None))
-    new, log = step(copies, batch)
+    return Transition(action_mask=None, next_action_mask=None, index=jnp.arange(8, dtype=jnp.int32), **fields)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The agent, its first copies, and a function that takes a gradient step from them."""
+    agent = make_agent(tau=0.25, ema_tau=0.5)
+    copies = agent.init(KEY).copies
+    step = jax.jit(
+        lambda batch: agent.train_step(copies, batch, KEY, jnp.array(True), env_steps=StepCount.of(0), axis_name=None)
+    )
+    return agent, copies, step
+
+
+def test_a_gradient_step_trains_all_networks_and_moves_the_target(trained):
+    _, copies, step = trained
+    new, log = step(random_batch())
     assert np.asarray(log.applied).tolist() == [True] * 3
     assert {"critic_loss", "flow_loss", "actor_loss", "distill_loss", "td_error"} <= log.terms.keys()
     for name in ("actor", "flow", "critics"):
@@ -151,9 +164,20 @@ def test_a_gradient_step_trains_all_networks_and_moves_the_target():
     old, online, target = (jax.tree.leaves(x.params) for x in (copies.critics.online, new.critics.online, new.critics.target))
     for x, y, z in zip(old, online, target, strict=True):
         np.testing.assert_allclose(z, 0.75 * x + 0.25 * y, rtol=1e-5, atol=1e-7)
-    state = dataclasses.replace(agent.init(KEY), copies=new)
-    averaged, actor = (jax.tree.leaves(x) for x in (agent.policy(state).policy.variables, new.actor.online))
-    assert any(not np.array_equal(x, y) for x, y in zip(averaged, actor, strict=True))
+
+
+@pytest.mark.parametrize(("field", "applied"), [("reward", [False, True, True]), ("obs", [False] * 3)])
+def test_the_average_follows_the_steps_of_the_actor(trained, field, applied):
+    """With a NaN reward only the critics' step is skipped; with a NaN observation all are."""
+    agent, copies, step = trained
+    batch = random_batch()
+    new, log = step(dataclasses.replace(batch, **{field: getattr(batch, field).at[0].set(jnp.nan)}))
+    assert np.asarray(log.applied).tolist() == applied
+    evaluated = agent.policy(dataclasses.replace(agent.init(KEY), copies=new)).policy.variables
+    x, y, z = (jax.tree.leaves(variables.params) for variables in (copies.actor.online, new.actor.online, evaluated))
+    assert applied[2] is not all(np.array_equal(a, b) for a, b in zip(x, y, strict=True))
+    for a, b, average in zip(x, y, z, strict=True):
+        np.testing.assert_allclose(average, (a + b) / 2, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(

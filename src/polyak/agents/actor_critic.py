@@ -157,7 +157,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         return actor if actor.target is None else actor.update_target(), critics, average
 
     def _update_average(self, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
-        """The average after a gradient step: average + τ (actor - average) if the critics' step was applied."""
+        """The average after a gradient step: average + τ (actor - average) if the step was applied."""
         if average is None:
             return None
         tau = jnp.asarray(self.ema_tau, jnp.float32)

@@ -172,7 +172,7 @@ class FQL(TargetSettings, ActorCriticAgent):
             axis_name=axis_name,
         )
         actor, actor_log = copies.actor.train(actor_loss, actor_step, batch, **options)
-        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        average = self._update_average(copies.average, actor.online, actor_log.applied)
         critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
         return FQLCopies(actor, critics, flow, average), join_logs(critic=critic_log, flow=flow_log, actor=actor_log)
 
