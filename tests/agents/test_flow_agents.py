@@ -1,4 +1,4 @@
-"""BC and FQL with flows: the loss of BC, and what both learn from actions with several humps."""
+"""BC and FQL with flows: the loss of BC, and what both learn from multimodal actions."""
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def test_a_flow_has_no_recurrent_network():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("flow_steps", "clones"), [(None, False), (10, True)])
-def test_a_flow_clones_two_humps_and_a_gaussian_does_not(flow_steps, clones):
+def test_a_flow_clones_two_modes_and_a_gaussian_does_not(flow_steps, clones):
     """Demonstrations in one state, half of them at -0.7 and half at 0.7."""
     rng, n = np.random.default_rng(0), 2_000
     spec = EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0]), action_scaling="rescale")
@@ -82,16 +82,16 @@ def test_a_flow_clones_two_humps_and_a_gaussian_does_not(flow_steps, clones):
     is_near = np.abs(np.abs(samples) - 0.7) < 0.2
     assert bool(np.mean(is_near) >= 0.9) is clones
     if clones:
-        assert 0.4 < np.mean(samples > 0) < 0.6  # both humps
+        assert 0.4 < np.mean(samples > 0) < 0.6  # both modes
     else:
         assert np.mean(is_near) < 0.4
     greedy, _ = policy.predict(np.zeros(1, np.float32))
-    assert bool(abs(abs(greedy[0]) - 0.7) < 0.05) is clones  # a Gaussian's mode is between the humps
+    assert bool(abs(abs(greedy[0]) - 0.7) < 0.05) is clones  # a Gaussian's mean is between the modes
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("agent", "solves"), [("fql", True), ("bc", False)])
-def test_parts_of_episodes_are_joined_and_humps_are_not_averaged(agent, solves):
+def test_parts_of_episodes_are_joined_and_modes_are_not_averaged(agent, solves):
     """No episode of the data leads from the start to the goal; at the crossing, one action in five leads to the goal."""
     settings = {"learning_rate": 3e-3, "batch_size": 64, "flow_steps": 10}
     networks = {"critics": polyak.Critics((32,)), "actor": polyak.Actor((32, 32), std="fixed")}

@@ -36,7 +36,7 @@ def policy_of(function, spec=SPEC):
     return FlowPolicy(Variables({}, {}), None, OneStep(function), spec)
 
 
-def humps(z):
+def two_modes(z):
     """Three quarters of the noise go to near 0.5, the rest to near -0.5, and some to far beyond the bounds."""
     return jnp.where(jnp.abs(z) > 2.5, 9.0, jnp.where(z > -0.67, 0.5, -0.5) + 0.01 * z)
 
@@ -55,14 +55,14 @@ def test_samples_are_the_actions_of_normal_noise_in_the_units_of_the_space():
     assert not np.array_equal(actions, again)
 
 
-@pytest.mark.parametrize(("function", "mode"), [(humps, 4.0), (lambda z: 0.25 + 0.3 * z, 3.0), (lambda z: 0 * z - 7, -2.0)])
-def test_the_mode_is_the_middle_of_the_highest_hump(function, mode):
+@pytest.mark.parametrize(("function", "mode"), [(two_modes, 4.0), (lambda z: 0.25 + 0.3 * z, 3.0), (lambda z: 0 * z - 7, -2.0)])
+def test_the_greedy_action_is_the_middle_of_the_highest_mode(function, mode):
     policy = Greedy(policy_of(function))
     got, _ = policy.predict(np.zeros((3, 1), np.float32))
     np.testing.assert_allclose(got, mode, atol=0.05)
 
 
-def test_the_mode_between_two_humps_is_an_action_of_one():
+def test_the_greedy_action_is_of_one_mode_where_two_are_equal():
     got, _ = policy_of(lambda z: 0.7 * jnp.tanh(20 * z)).predict(np.zeros(1, np.float32))
     assert abs(abs(got[0] - 2.0) - 2.8) < 0.05
 
@@ -79,7 +79,7 @@ def test_there_are_no_log_probabilities():
         lambda: distribution.log_prob(jnp.zeros((2, 1))),
         lambda: distribution.sample_and_log_prob(seed=KEY),
         lambda: distribution.kl_divergence(distribution),
-        lambda: polyak.policies.with_info(policy_of(humps)).action(at, (), KEY),
+        lambda: polyak.policies.with_info(policy_of(two_modes)).action(at, (), KEY),
     ):
         with pytest.raises(NotImplementedError, match="a flow policy has no"):
             call()

@@ -63,8 +63,8 @@ class FQL(TargetSettings, ActorCriticAgent):
         L_flow(ψ) = E[ |v_ψ(s, x_t, t) - (a - z)|² / dim A ],    x_t = (1 - t) z + t a,    t ~ U(0, 1)
         L_π(ω) = E[ α |μ_ω(s, z) - μ_ψ(s, z)|² / dim A - λ mean_i Q_θi(s, μ_ω(s, z)) ]
 
-    with noise z ~ N(0, I). The flow clones the data's actions, however many humps they have: μ_ψ(s, z) is the end of the flow
-    from z, x_{k+1} = x_k + v_ψ(s, x_k, k / K) / K. The actor is a policy of one step, μ_ω(s, z), which stays near the flow and
+    with noise z ~ N(0, I). The flow clones the data's actions, also multimodal ones: μ_ψ(s, z) is the end of the flow from z,
+    x_{k+1} = x_k + v_ψ(s, x_k, k / K) / K. The actor is a policy of one step, μ_ω(s, z), which stays near the flow and
     maximizes Q; no gradient passes through the steps of the flow. A gradient step trains the critics, then the flow, then the
     actor against both. Actions lie in [-1, 1], `envs.make(..., action_scaling="rescale")`, and are clipped to it wherever
     critics or environment see them. The greedy policy takes, of 31 actions of fixed noise, the one with most others near it.

@@ -85,7 +85,7 @@ class FlowDistribution:
 
             argmax_i Σ_j exp(-|x_i - x_j|² / (2 h² dim A)),    h = 0.1 half ranges
 
-        So it is an action of the middle where actions have one hump, and an action of one hump where there are several.
+        So it lies in the middle of a unimodal distribution, and near one of the modes of a multimodal one.
         """
         spec, batch_size = self.policy.spec, len(jax.tree.leaves(self.obs)[0])
         noise = jax.tree.map(lambda z: jnp.broadcast_to(z[:, None], (len(z), batch_size, *z.shape[1:])), _fixed_noise(spec))
