@@ -40,8 +40,9 @@ class TD3BC(DelayedActorAgent):
         E[ β |π_φ(s) - a|² - λ min_i Q_θi(s, π_φ(s)) ],    λ = 1 / E|min_i Q_θi(s, π_φ(s))|
 
     which is β dim A times the loss here with `q_weight` = 1 / (β dim A) and `actor_q="min"`. The rest of it is
-    `critics=Critics((256, 256, 256), norm="layer")`, an actor of three layers and batches of 1,024; its penalty of the target,
-    which needs the data's next action, is left out.
+    `critics=Critics((256, 256, 256), norm="layer")`, an actor of three layers, `batch_size=1024`, `learning_rate=1e-3` and
+    `normalize_obs=False`. Two parts differ: ReBRAC normalizes layers after the activation, `Critics` before it; and its penalty
+    of the target, which needs the data's next action, is left out.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
