@@ -67,9 +67,11 @@ class FQL(TargetSettings, ActorCriticAgent):
     x_{k+1} = x_k + v_ψ(s, x_k, k / K) / K. The actor is a policy of one step, μ_ω(s, z), which stays near the flow and
     maximizes Q; no gradient passes through the steps of the flow. A gradient step trains the critics, then the flow, then the
     actor against both. Actions lie in [-1, 1], `envs.make(..., action_scaling="rescale")`, and are clipped to it wherever
-    critics or environment see them. The greedy policy takes, of 31 actions of fixed noise, the one with most others near it.
+    critics or environment see them.
 
-    The authors' code takes the three gradients at the same weights, and normalizes layers of the critics after the activation.
+    The authors evaluate actions of new noise, as `predict(obs, deterministic=False, key=...)` returns them. The greedy policy
+    is not theirs: it takes, of 31 actions of fixed noise, the one with most others near it, which costs 31 passes of the actor.
+    Their code takes the three gradients at the same weights, and normalizes layers of the critics after the activation.
 
     Attributes:
         actor: the network of μ, which returns `(action_params, value)`, of which `loc` is the action; its observation is a
