@@ -81,6 +81,7 @@ class FQL(TargetSettings, ActorCriticAgent):
             of 512, gelu and layer normalization.
         flow: the network of v, whose observation is a Tuple of the observation, x_t and t `[B, 1]`; None takes another network
             with the settings of `actor`.
+        actor_learning_rate: learning rate of the actor and of the flow; None takes `learning_rate`.
         flow_steps: K, number of steps of the flow.
         distill_weight: α, the weight of the distance to the flow; the setting that the paper tunes for each environment.
         q_aggregation: `"mean"` or `"min"` of the target critics.
