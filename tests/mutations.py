@@ -441,9 +441,9 @@ MUTATIONS = (
         ("replay/test_sequences.py::test_a_recurrent_state_that_is_not_finite_is_stored_as_the_initial_one",),
     ),
     Mutation(
-        "data/content.py",
-        "truncated=~np.array(terminated, bool),",
-        "truncated=np.zeros(len(lengths), bool),",
+        "data/data_set.py",
+        "return ~self.terminated",
+        "return np.zeros_like(self.terminated)",
         ("data/test_from_minari.py::test_an_episode_that_was_cut_off_counts_as_truncated",),
     ),
     # kernels

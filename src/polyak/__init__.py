@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from polyak.agents.c51 import C51 as C51
     from polyak.agents.cql import CQL as CQL
     from polyak.agents.ddpg import DDPG as DDPG
-    from polyak.agents.discrete_cql import DiscreteCQL as DiscreteCQL
     from polyak.agents.dqn import DQN as DQN
     from polyak.agents.fql import FQL as FQL
     from polyak.agents.impala import IMPALA as IMPALA
@@ -88,7 +87,6 @@ _MODULES = {
     "agents.c51": ("C51",),
     "agents.cql": ("CQL",),
     "agents.ddpg": ("DDPG",),
-    "agents.discrete_cql": ("DiscreteCQL",),
     "agents.dqn": ("DQN",),
     "agents.fql": ("FQL",),
     "agents.impala": ("IMPALA",),

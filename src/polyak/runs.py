@@ -160,7 +160,7 @@ class RunConfig:
 
     @property
     def unit(self) -> str:
-        """What `env_steps` counts."""
+        """The unit of `env_steps`."""
         return "gradient steps" if self.loop == OFFLINE else "env_steps"
 
     def __post_init__(self) -> None:

@@ -275,7 +275,7 @@ def test_the_samples_estimate_the_integral_over_actions():
 
 def test_discrete_cql_leaves_out_actions_that_are_not_allowed():
     spec = dataclasses.replace(DISCRETE, has_action_mask=True)
-    agent = polyak.DiscreteCQL(spec, polyak.MLP((5,)), replay=REPLAY, double=False)
+    agent = polyak.DQN(spec, polyak.MLP((5,)), replay=REPLAY, double=False, cql_weight=1.0)
     online, batch = agent.init(KEY).copies.online, make_batch(DISCRETE)
     mask = jnp.zeros((8, 4), bool).at[jnp.arange(8), batch.action].set(True)
     masked = dataclasses.replace(batch, action_mask=mask, next_action_mask=mask)
@@ -293,7 +293,7 @@ AGENTS = {
     "fql": lambda: (small_fql(normalize_q=True), BOX),
     "iql_discrete": lambda: (small_iql(DISCRETE), DISCRETE),
     "cql": lambda: (small_cql(), BOX),
-    "discrete_cql": lambda: (polyak.DiscreteCQL(DISCRETE, polyak.MLP((5,)), replay=REPLAY), DISCRETE),
+    "discrete_cql": lambda: (polyak.DQN(DISCRETE, polyak.MLP((5,)), replay=REPLAY, cql_weight=1.0), DISCRETE),
 }
 
 

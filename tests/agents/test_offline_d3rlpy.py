@@ -158,7 +158,7 @@ def test_td3_bc():
 def test_discrete_cql():
     spec = EnvSpec(OBS, Discrete(4))
     alpha = scalar("discrete_cql/settings/alpha")
-    agent = polyak.DiscreteCQL(spec, polyak.MLP((6,)), replay=REPLAY, cql_weight=alpha)
+    agent = polyak.DQN(spec, polyak.MLP((6,)), replay=REPLAY, cql_weight=alpha)
     variables = agent.init(KEY).copies.online
     online, target = (with_params(variables, q_network(f"discrete_cql/{x}/critic0")) for x in ("critics", "target"))
     wanted = scalar("discrete_cql/loss/critic"), q_network("discrete_cql/gradient/critics/critic0")

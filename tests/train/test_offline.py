@@ -11,7 +11,7 @@ import pytest
 import polyak
 from polyak.data import content
 from polyak.loops.loop import TrainingDiverged
-from polyak.train.offline import make_offline_agent
+from polyak.train.offline import fit_to_data, spec_for
 
 KEY = jax.random.key(0)
 SMALL = {"batch_size": 16}
@@ -97,7 +97,7 @@ def test_evaluations_and_reports_are_on_the_axis_of_gradient_steps(tmp_path, car
 
 
 def test_the_agents_actions_and_statistics_follow_from_the_data(pendulum):
-    agent = make_offline_agent("sac", pendulum, None, 10, SMALL_SAC | {"normalize_obs": True})
+    agent = fit_to_data(polyak.SAC(spec_for("sac", pendulum, None), **SMALL_SAC, normalize_obs=True), pendulum)
     state = agent.add_data(agent.init(KEY), pendulum.rollout(agent.spec, num_steps=agent.num_steps, pad=True))
     stored = np.asarray(state.replay.rows.action)[np.asarray(state.replay.rows.valid)]
     np.testing.assert_allclose(stored, pendulum.action / 2, atol=1e-6)
@@ -200,7 +200,7 @@ def test_all_values_are_checked_once_between_file_and_replay(source, named, has_
 def test_the_replay_has_room_for_sequences_that_are_longer_than_the_data(cartpole):
     replay = polyak.SequenceReplay(10_000, sequence_length=2_000)
     agent = polyak.DQN(cartpole.spec, batch_size=16, network=polyak.LSTM(8, head=polyak.QValues()), replay=replay)
-    made = make_offline_agent(agent, cartpole, None, 10, None)
+    made = fit_to_data(agent, cartpole)
     assert 2_000 < made.replay.capacity < 5_000
     made.check(1)
 

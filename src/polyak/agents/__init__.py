@@ -11,8 +11,9 @@ AGENTS = {
     "c51": "polyak.agents.c51:C51",
     "cql": "polyak.agents.cql:CQL",
     "ddpg": "polyak.agents.ddpg:DDPG",
-    "discrete_cql": "polyak.agents.discrete_cql:DiscreteCQL",
     "dqn": "polyak.agents.dqn:DQN",
+    # After "dqn", the name of the class: discrete CQL is DQN with the setting of presets/discrete_cql.py.
+    "discrete_cql": "polyak.agents.dqn:DQN",
     "fql": "polyak.agents.fql:FQL",
     "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",

@@ -43,13 +43,13 @@ def _with_weight(copies: SoftActorCopies, weight: Temperature | None) -> CQLCopi
 
 @struct(kw_only=True)
 class CQL(TargetSettings, SoftActorAgent):
-    """CQL for Box actions, learned from a data set; see `polyak.train.offline`. `DiscreteCQL` is for Discrete actions.
+    """CQL for Box actions, learned from a data set; see `polyak.train.offline`. `DQN(cql_weight=...)` is for Discrete actions.
 
         L(θ) = E[ Σ_i ½ (Q_θi(s, a) - y)² + α_c (log Σ_k exp(Q_θi(s, a_k) - log μ(a_k)) - log K - Q_θi(s, a)) ]
         y = r + γ^m min_i Q_target,i(s', a'),  a' ~ π(·|s')
         J_π(φ) = E[ α log π_φ(a|s) - min_i Q_θi(s, a) ],    a ~ π_φ(·|s)
 
-    The second term, CQL(H), lowers the values of all actions but those of the data. Its integral over actions is estimated from
+    The second term, CQL(H), lowers the values of all actions but the data's. Its integral over actions is estimated from
     K = 3 n samples a_k, with their densities μ: n of the actor in s, n of the actor in s', and n uniform ones. Actions lie in
     [-1, 1]: `envs.make(..., action_scaling="rescale")`. With `target_gap`, α_c is learned too: it grows while the second term's
     mean over the critics, G, is larger than the target τ, up to 10⁶,
@@ -84,7 +84,7 @@ class CQL(TargetSettings, SoftActorAgent):
 
     def __post_init__(self) -> None:
         self._set_views()
-        check_unit_actions("CQL", self.spec, "DiscreteCQL takes Discrete actions")
+        check_unit_actions("CQL", self.spec, "DQN with cql_weight takes Discrete actions")
         self._set_networks(self._default_actor(), Critics())
         check_settings(self)
         self._check_together()

@@ -30,10 +30,13 @@ class DQN(QAgent):
         L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) ],    a' = argmax_a Q_θ(s', a)
 
     over n-step transitions drawn from a replay; without `double`, a' is the best action by Q_target itself. Where the
-    environment has an action mask, a' is an allowed action. With `margin`, transitions from data (`polyak.train.offline`, or
-    `polyak.train.run` with `data`) have a further loss, by which a demonstrator's actions are better by m than all others,
+    environment has an action mask, a' is an allowed action. Two terms are for learning from data (`polyak.train.offline`, or
+    `polyak.train.run` with `data`): CQL(H) with `cql_weight`, which lowers the values of all actions but the data's, and with
+    `margin` the loss of demonstrations, by which a demonstrator's actions are better by m than all others,
 
-        J_E(θ) = λ E[ max_b (Q_θ(s, b) + m 1[b ≠ a]) - Q_θ(s, a) ]
+        + α_c E[ log Σ_b exp Q_θ(s, b) - Q_θ(s, a) ] + λ E[ max_b (Q_θ(s, b) + m 1[b ≠ a]) - Q_θ(s, a) ]
+
+    over allowed actions b; the second is of transitions from data alone.
 
     Attributes:
         network: a network that returns `(q, value)`, such as `polyak.MLP(head=polyak.QValues(dueling=True))`; None takes
@@ -42,6 +45,7 @@ class DQN(QAgent):
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; a `SequenceReplay` for
             recurrent networks.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
+        cql_weight: α_c (Kumar et al. 2020, CQL, arXiv:2006.04779); None leaves the term out.
         margin: m, in the units of values (Hester et al. 2018, DQfD, arXiv:1704.03732, which has 0.8); None leaves the loss out.
         margin_weight: λ.
 
@@ -55,6 +59,7 @@ class DQN(QAgent):
 
     replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
+    cql_weight: Scalar | None = number(default=None, at_least=0, optional=True)
     margin: Scalar | None = number(default=None, above=0, optional=True)
     margin_weight: Scalar = number(default=1.0, above=0, used_if=("margin", ...))
 
@@ -91,6 +96,10 @@ class DQN(QAgent):
         td_error = self.td_target(batch, online=online, target=target, key=key) - q
         terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
         loss = huber(td_error, self.huber_delta)
+        if self.cql_weight is not None:
+            gap = jax.nn.logsumexp(where_allowed(values, batch.action_mask), axis=1) - q
+            loss = loss + self.cql_weight * gap
+            terms["cql_gap"] = jax.lax.stop_gradient(weighted_sum(gap, batch.weight))
         if self.margin is not None:
             if batch.from_data is None:
                 raise ValueError(NO_DEMONSTRATIONS)

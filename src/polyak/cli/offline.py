@@ -108,7 +108,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
     from polyak.train.agent_data import load_data
     from polyak.train.devices import choose_threads, dispatch_synchronously, start_jax
     from polyak.train.new_training import make_agent
-    from polyak.train.offline import evaluation_envs, make_offline_agent, prepare_offline, spec_for
+    from polyak.train.offline import evaluation_envs, fit_to_data, prepare_offline, spec_for
 
     try:
         for name in ("gradient_steps", "eval_max_steps", "report_every", "checkpoint_every", "eval_every", "eval_episodes"):
@@ -124,7 +124,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
             settings = changed_settings(agent_settings)
             made: Any = make_agent(algorithm, spec_for(algorithm, data, env), source, flags.gradient_steps, settings)
             made = change_parts(algorithm, made, network_flags, ReplayFlags(), flags.gradient_steps, settings)
-            agent = make_offline_agent(made, data, env, flags.gradient_steps, None)
+            agent = fit_to_data(made, data)
             threads = choose_threads(agent, 1, 1)
             with compilation_cache(flags.compilation_cache, threads):
                 start_jax(threads)

@@ -78,7 +78,7 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
 
 
 def insert_final(space: Space, obs: PyTree, final: PyTree, lengths: npt.NDArray[np.int64]) -> PyTree:
-    """Observations `[N + E, ...]`: those of each episode `[N, ...]`, followed by its final observation `[E, ...]`."""
+    """Observations `[N + E, ...]`: the observations `[N, ...]` of each episode, followed by its final one `[E, ...]`."""
     count, episodes = int(lengths.sum()), len(lengths)
     steps = np.arange(count) + np.repeat(np.arange(episodes), lengths)
     ends = np.cumsum(lengths) + np.arange(episodes)

@@ -76,7 +76,6 @@ def new_data_set(
         reward=np.asarray(reward, np.float32),
         lengths=np.array(lengths, np.int64),
         terminated=np.array(terminated, bool),
-        truncated=~np.array(terminated, bool),
         name=name,
         has_spaces=has_spaces,
     )

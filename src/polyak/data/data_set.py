@@ -91,7 +91,6 @@ class DataSet:
         reward: rewards `[N]`.
         lengths: L of each episode `[E]`.
         terminated: the episode reached a terminal state `[E]`.
-        truncated: the episode was cut short `[E]`: by the environment, or because the recording ended.
         name: the source, for messages.
         has_spaces: the source or the caller states the environment's spaces; False where they were inferred from the arrays.
 
@@ -107,13 +106,17 @@ class DataSet:
     reward: npt.NDArray[np.float32]
     lengths: npt.NDArray[np.int64]
     terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
     name: str = "arrays"
     has_spaces: bool = True
 
     def __post_init__(self) -> None:
-        for array in jax.tree.leaves((self.obs, self.action, self.reward, self.lengths, self.terminated, self.truncated)):
+        for array in jax.tree.leaves((self.obs, self.action, self.reward, self.lengths, self.terminated)):
             array.setflags(write=False)
+
+    @property
+    def truncated(self) -> npt.NDArray[np.bool_]:
+        """The episode was cut short `[E]`: by the environment, or because the recording ended."""
+        return ~self.terminated
 
     @property
     def num_episodes(self) -> int:
@@ -173,7 +176,6 @@ class DataSet:
             reward=self.reward[transitions],
             lengths=lengths,
             terminated=self.terminated[numbers],
-            truncated=self.truncated[numbers],
         )
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple["DataSet", "DataSet"]:

@@ -27,16 +27,11 @@ SPEC = "spec"
 ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%/\\\0"})
 """Characters of keys that a path in an archive cannot have."""
 
-SPEC_CLASSES = {
-    cls.__name__: cls
-    for cls in (
-        *(spaces.EnvSpec, spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple),
-    )
-}
-DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, OSError, ValueError, RuntimeError),
-    *(AssertionError, LookupError, MemoryError),
-)
+SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
+SPEC_CLASSES = {cls.__name__: cls for cls in (spaces.EnvSpec, *SPACES)}
+FORMAT_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError)
+DAMAGE = (*FORMAT_ERRORS, LookupError, AssertionError, RuntimeError, MemoryError)
+"""Errors of zipfile, NumPy and h5py for files that are cut or damaged; NotImplementedError is a RuntimeError."""
 
 
 class UnsafeFile(ValueError):
@@ -149,7 +144,7 @@ def _as_trees(owner: str, named: Mapping[str, Any]) -> dict[str, Any]:
     """Dicts of arrays, from arrays by path: `observations/camera`.
 
     Raises:
-        ValueError: a path is that of an array and of a dict.
+        ValueError: a path names an array and a dict.
     """
     trees: dict[str, Any] = {}
     for path, array in named.items():

@@ -29,8 +29,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], *, spec: EnvSpec | 
     Args:
         source: `"minari:NAME"`, a data set of Minari that was downloaded (`minari download NAME`); a file `.npz`, `.hdf5` or
             `.h5`; a run directory, whose newest checkpoint has the replay of its agent; or arrays by name.
-        spec: the environment's spaces (`env.spec`); None takes those of the source, or infers them from the arrays: floats are
-            a Box, actions one in [-1, 1], integers a Discrete up to the largest.
+        spec: the environment's spaces (`env.spec`); None takes the spaces of the source, or infers them from the arrays: floats
+            are a Box, actions one in [-1, 1], integers a Discrete up to the largest.
 
     Raises:
         FileNotFoundError: there is no such file.

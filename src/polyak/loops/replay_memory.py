@@ -166,15 +166,19 @@ def with_new_replay(agent: Agent, agent_state: PyTree, shardings: PyTree = None)
     return _with_replay(agent, agent_state, make())
 
 
+def draws_data(agent: Agent) -> bool:
+    """Return True for an agent whose replay needs data in its state, a `MixedReplay`."""
+    return bool(getattr(getattr(agent, "replay", None), "has_data", False))
+
+
 def check_data(agent: Agent, data: PyTree) -> None:
-    """Check that a replay that draws from data gets them.
+    """Check that an agent with a `MixedReplay` gets data.
 
     Raises:
         ValueError: they are missing.
     """
-    replay: Any = getattr(agent, "replay", None)
-    if getattr(replay, "has_data", False) and data is None:
-        raise ValueError(f"train: {type(replay).__name__} has no data to draw from; pass data to polyak.train.run")
+    if draws_data(agent) and data is None:
+        raise ValueError("train: data must be passed, as the agent has a MixedReplay, whose data are in the state alone")
 
 
 def with_data(agent: Any, agent_state: PyTree, data: PyTree) -> PyTree:

@@ -101,19 +101,19 @@ class FlowDistribution:
         return from_unit(spec, jax.tree.map(select_best, x))
 
     def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
-        """Raise `NotImplementedError`."""
+        """Not available: raises `NotImplementedError`."""
         raise NotImplementedError(NO_LOG_PROB)
 
     def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """Raise `NotImplementedError`."""
+        """Not available: raises `NotImplementedError`."""
         raise NotImplementedError(NO_LOG_PROB)
 
     def entropy(self) -> Float[Array, "*B"]:
-        """Raise `NotImplementedError`."""
+        """Not available: raises `NotImplementedError`."""
         raise NotImplementedError("a flow policy has no entropy, only samples and a mode")
 
     def kl_divergence(self, other: "FlowDistribution") -> Float[Array, "*B"]:
-        """Raise `NotImplementedError`."""
+        """Not available: raises `NotImplementedError`."""
         raise NotImplementedError("a flow policy has no KL divergence, only samples and a mode")
 
 

@@ -60,6 +60,7 @@ DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's own")
 DEFAULTS: dict[str, Preset] = {
     "a3c": a3c.DEFAULT,
     "cql": cql.DEFAULT,
+    "discrete_cql": discrete_cql.DEFAULT,
     "rainbow": rainbow.DEFAULT,
     "td3_bc": td3_bc.DEFAULT,
 }

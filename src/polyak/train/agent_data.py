@@ -11,12 +11,13 @@ from polyak.data.content import check_spaces
 from polyak.data.data_set import DataSet
 from polyak.data.loading import load
 from polyak.loops.offline_loop import LearnsOffline
+from polyak.loops.replay_memory import check_data, draws_data
 from polyak.replay.mixed import MixedReplay
 from polyak.replay.replay import ReplayState
 from polyak.replay.sequences import SequenceReplay
 from polyak.train.settings import TrainSettings
 
-# Rows between streams, and those that n-step sums and sequences read, take some more than the data.
+# Rows between streams and of frame stacks.
 SPARE_ROWS = 128
 
 
@@ -48,7 +49,7 @@ def with_room(agent: Any, data: DataSet) -> Any:
     """The agent with a replay of as many rows as the data need, and of no other steps."""
     replay = agent.replay.replay if isinstance(agent.replay, MixedReplay) else agent.replay
     steps = agent.num_steps
-    longest = replay.sequence_length if isinstance(replay, SequenceReplay) else agent.n_step + getattr(replay, "frame_stack", 1)
+    longest = replay.sequence_length if isinstance(replay, SequenceReplay) else agent.n_step
     rows = data.num_transitions + data.num_episodes + max(2, steps, longest) + SPARE_ROWS
     capacity = (-(-rows // steps) + 2) * steps
     return dataclasses.replace(agent, replay=replay.with_capacity(capacity))
@@ -65,10 +66,9 @@ def with_data(agent: Agent, env: Env | HostEnv, settings: TrainSettings) -> tupl
     """
     owner, data = "train.run", settings.data
     learner: Any = agent
-    has_data = data is not None or getattr(getattr(agent, "replay", None), "has_data", False)
-    if has_data and data is None and settings.resume_from is None:
-        raise ValueError(f"{owner}: data must be passed, as the agent has a MixedReplay, whose data are in the state alone")
-    if has_data and not settings.checkpoint_replay and settings.run_dir is not None:
+    if settings.resume_from is None:
+        check_data(agent, data)
+    if (data is not None or draws_data(agent)) and not settings.checkpoint_replay and settings.run_dir is not None:
         raise ValueError(f"{owner}: checkpoint_replay must be True with data, which a resumed run would lack")
     if data is None:
         return agent, None, None

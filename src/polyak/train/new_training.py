@@ -200,7 +200,12 @@ def close_if_made(made: Env | HostEnv, env: Any) -> None:
 
 
 def make_agent(
-    agent: Agent | str, spec: EnvSpec, source: EnvSource | None, env_steps: int, settings: Mapping[str, Any] | None
+    agent: Agent | str,
+    spec: EnvSpec,
+    source: EnvSource | None,
+    env_steps: int,
+    settings: Mapping[str, Any] | None,
+    owner: str = "train.run",
 ) -> Agent:
     """Return the agent, or create it from the preset for the environment with changed settings.
 
@@ -208,16 +213,26 @@ def make_agent(
         ValueError: the name of the algorithm is unknown, or `settings` are given for an existing agent.
     """
     if not isinstance(agent, str):
-        check_agent("train.run", agent)
+        check_agent(owner, agent)
         if settings:
-            raise ValueError(f"train.run: settings must be None where agent is made, got {settings!r:.80}; set its fields")
+            raise ValueError(f"{owner}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
         return with_goals(agent, spec.goals)
-    agent = agent.lower()
-    if agent not in AGENTS:
-        raise ValueError(f"train.run: {unknown_name(agent, AGENTS, 'algorithm')}")
+    agent, made_class = agent.lower(), known_class(owner, agent)
     task = source.id if source is not None and isinstance(source.id, str) else spec.id
-    made: Agent = agent_class(agent)(spec=spec, **preset(agent, task).settings(env_steps, settings))
+    made: Agent = made_class(spec=spec, **preset(agent, task).settings(env_steps, settings))
     return made
+
+
+def known_class(owner: str, algorithm: str) -> Any:
+    """Return the class of an algorithm.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    name = algorithm.lower()
+    if name not in AGENTS:
+        raise ValueError(f"{owner}: {unknown_name(name, AGENTS, 'algorithm')}")
+    return agent_class(name)
 
 
 def with_goals(agent: Agent, goals: Any) -> Agent:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyak import envs
-from polyak.agents import AGENTS, action_scaling_of, agent_class
+from polyak.agents import action_scaling_of
 from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
-from polyak.core.suggestions import suggest_arguments, unknown_name
+from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.data.data_set import DataSet
 from polyak.envs.constructors import is_in_jax
@@ -18,12 +18,11 @@ from polyak.envs.source import EnvSource, source_of
 from polyak.loops.agent_check import check_agent, check_callbacks
 from polyak.loops.loop import check_spec
 from polyak.loops.replay_memory import check_memory
-from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, MAX_EVALUATION_STEPS, OFFLINE, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.tracking.names import TrackerName
 from polyak.train.agent_data import check_learns_from_data, load_data, with_room
-from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, storable
+from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, known_class, make_agent, storable
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Training
@@ -86,18 +85,20 @@ def offline(
         RunError: `run_dir` is not new or empty, or cannot be created.
         TrainingDiverged: see `Agent.diagnose`.
     """
+    agent = agent.lower() if isinstance(agent, str) else agent
     check_integer(OWNER, "gradient_steps", gradient_steps)
     check_callbacks(OWNER, callbacks)
     check_seed(OWNER, "seed", seed)
     with evaluation_envs(agent, env, eval_episodes) as (made, source):
         data_set = load_data(OWNER, data, _spec_of(agent, made))
-        built = make_offline_agent(agent, data_set, made, gradient_steps, settings)
+        spec = spec_for(agent, data_set, made)
+        built = fit_to_data(make_agent(agent, spec, source, gradient_steps, settings, OWNER), data_set)
         training = prepare_offline(
             built,
             data_set,
             made,
             source,
-            algorithm=agent.lower() if isinstance(agent, str) else algorithm_name(agent),
+            algorithm=agent if isinstance(agent, str) else algorithm_name(agent),
             gradient_steps=gradient_steps,
             seed=seed,
             run_dir=run_dir,
@@ -127,7 +128,6 @@ def evaluation_envs(agent: Any, env: Any, episodes: int | None) -> Iterator[tupl
 
 def make_evaluation_env(agent: Any, env: Any, episodes: int | None) -> Env | HostEnv:
     """Create one environment for each episode of an evaluation, at most 10."""
-    agent = agent.lower() if isinstance(agent, str) else agent
     count = min(episodes or EVAL_EPISODES, EVAL_EPISODES)
     options: dict[str, Any] = {"num_envs": count} if isinstance(env, str) or is_in_jax(env) or callable(env) else {}
     made: Env | HostEnv = envs.make(env, action_scaling=action_scaling_of(agent), **options)
@@ -141,7 +141,7 @@ def _spec_of(agent: Any, env: Env | HostEnv | None) -> EnvSpec | None:
         TypeError, ValueError: the algorithm is unknown, the agent has no replay, or its spec is not the environment's.
     """
     if isinstance(agent, str):
-        _class_of(agent)
+        known_class(OWNER, agent)
         return None if env is None else env.spec
     check_agent(OWNER, agent)
     check_learns_from_data(OWNER, agent)
@@ -151,30 +151,15 @@ def _spec_of(agent: Any, env: Env | HostEnv | None) -> EnvSpec | None:
     return spec
 
 
-def _class_of(algorithm: str) -> Any:
-    name = algorithm.lower()
-    if name not in AGENTS:
-        raise ValueError(f"{OWNER}: {unknown_name(name, AGENTS, 'algorithm')}")
-    return agent_class(name)
-
-
-def make_offline_agent(
-    agent: Any, data: DataSet, env: Env | HostEnv | None, gradient_steps: int, settings: Mapping[str, Any] | None
-) -> Any:
-    """Return the agent with room for the data in its replay; a named one is created from its preset.
+def fit_to_data(agent: Any, data: DataSet) -> Any:
+    """Return the agent with room for the data in its replay.
 
     Raises:
         TypeError, ValueError: the agent does not learn from a replay, or its settings do not fit the data.
     """
-    made = agent
-    if isinstance(agent, str):
-        name = agent.lower()
-        made = _class_of(name)(spec=spec_for(name, data, env), **preset(name, data.spec.id).settings(gradient_steps, settings))
-    elif settings:
-        raise ValueError(f"{OWNER}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
-    check_learns_from_data(OWNER, made)
-    _check_settings(made, data)
-    return with_room(made, data)
+    check_learns_from_data(OWNER, agent)
+    _check_settings(agent, data)
+    return with_room(agent, data)
 
 
 def _check_settings(agent: Any, data: DataSet) -> None:
@@ -192,9 +177,9 @@ def _check_settings(agent: Any, data: DataSet) -> None:
         )
 
 
-def spec_for(algorithm: str, data: DataSet, env: Env | HostEnv | None) -> EnvSpec:
-    """The spec of a named agent: the environment's, or the data's with the scaling that the algorithm needs."""
-    return dataclasses.replace(data.spec, action_scaling=action_scaling_of(algorithm)) if env is None else env.spec
+def spec_for(agent: Any, data: DataSet, env: Env | HostEnv | None) -> EnvSpec:
+    """The spec of an agent or an algorithm: the environment's, or the data's with the action scaling of the agent."""
+    return dataclasses.replace(data.spec, action_scaling=action_scaling_of(agent)) if env is None else env.spec
 
 
 def prepare_offline(

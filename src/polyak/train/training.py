@@ -114,9 +114,8 @@ def name_interrupt(result: Result, interrupt: Interrupt) -> Result:
 def train_here(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:
     """Train in this process, and save the final state in the run directory."""
     config, run, start = training.config, training.run, training.start
-    loop: Any = {
-        **{"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously, OFFLINE: offline}
-    }[config.loop]
+    loops = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously, OFFLINE: offline}
+    loop: Any = loops[config.loop]
     source: Any = training.data if config.loop == OFFLINE else training.env
     split: dict[str, Any] = {} if config.loop in ("asynchronous", OFFLINE) else {"devices": config.devices}
     if config.replay_on != "device":
