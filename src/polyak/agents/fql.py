@@ -120,10 +120,12 @@ class FQL(TargetSettings, ActorCriticAgent):
     def create_copies(self, key: PRNGKeyArray) -> FQLCopies:
         """An actor, critics with a target, and the flow."""
         key, flow_key = jax.random.split(key)
-        seen = self.spec_of("actor")
-        actor, critics, average = self._create_networks(key, actor_target=None, actor_spec=noise_spec(seen, has_time=False))
+        actor_spec = self.spec_of("actor")
+        actor, critics, average = self._create_networks(
+            key, actor_target=None, actor_spec=noise_spec(actor_spec, has_time=False)
+        )
         check_critics(self._critics, critics.online, self.spec_of("critic"))
-        flow_spec = noise_spec(seen, has_time=True)
+        flow_spec = noise_spec(actor_spec, has_time=True)
         flow = NetworkCopies.create(self._flow, flow_key, flow_spec, optimizer=None, name="flow")
         check_actor(self._flow, flow.online, flow_spec)
         return FQLCopies(actor, critics, flow.with_optimizer_state(self.optimizer_at()), average)
@@ -213,7 +215,7 @@ class FQL(TargetSettings, ActorCriticAgent):
             key: for z, t and dropout.
         """
         flow = dataclasses.replace(flow, params=params)
-        error, stats = flow_error(self._flow, flow, self.spec, self._seen(batch.obs), batch.action, key)
+        error, stats = flow_error(self._flow, flow, self.spec, self._actor_obs(batch.obs), batch.action, key)
         return weighted_sum(error, batch.weight), Aux({}, stats)
 
     def actor_loss(
@@ -241,7 +243,7 @@ class FQL(TargetSettings, ActorCriticAgent):
         noise = self._noise(batch, noise_key)
         actor = dataclasses.replace(actor, params=params)
         action, stats = self._one_step(actor, batch.obs, noise, train=True, key=dropout_key)
-        cloned = integrate(self._flow, flow, self.spec, self._seen(batch.obs), noise, self.flow_steps)
+        cloned = integrate(self._flow, flow, self.spec, self._actor_obs(batch.obs), noise, self.flow_steps)
         distance = mean_square(action, jax.lax.stop_gradient(from_unit(self.spec, cloned)))
         q = jnp.mean(self.q_values(critics, batch.obs, from_unit(self.spec, action)), axis=1)
         size = sum_over_devices(weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight), axis_name)
@@ -253,13 +255,13 @@ class FQL(TargetSettings, ActorCriticAgent):
         self, actor: Variables, obs: PyTree, noise: PyTree, *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree]:
         """μ(s, z), not clipped, and the actor's statistics."""
-        return apply_to_noise(self._actor, actor, self.spec, (self._seen(obs), noise), train=train, key=key)
+        return apply_to_noise(self._actor, actor, self.spec, (self._actor_obs(obs), noise), train=train, key=key)
 
     def _noise(self, batch: Transition, key: PRNGKeyArray) -> PyTree:
         """A z for each transition."""
         return sample_noise(self.spec.action, len(batch.reward), key)
 
-    def _seen(self, obs: PyTree) -> PyTree:
+    def _actor_obs(self, obs: PyTree) -> PyTree:
         """The entries of the observation that actor and flow see."""
         return select_entries(self.views["actor"], obs)
 

@@ -102,9 +102,9 @@ class IQL(TargetSettings, ActorCriticAgent):
         object.__setattr__(self, "actor", actor if self.actor is None else check_network("IQL", self.actor, "actor"))
         critics = feedforward_or_default("IQL", "critics", self.critics, Critics())
         object.__setattr__(self, "critics", critics)
-        seen = self.spec_of("critic")
-        default = NatureCNN() if has_images(seen.obs) else MLP((256, 256), activation="relu", orthogonal=False)
-        value = complete("IQL", default if self.value is None else self.value, seen, ValueOnly(), name="value")
+        critic_spec = self.spec_of("critic")
+        default = NatureCNN() if has_images(critic_spec.obs) else MLP((256, 256), activation="relu", orthogonal=False)
+        value = complete("IQL", default if self.value is None else self.value, critic_spec, ValueOnly(), name="value")
         object.__setattr__(self, "value", value)
         if any(isinstance(network, RecurrentNetwork) for network in (self.actor, value)):
             raise ValueError("IQL: actor and value must not be recurrent; BC and DQN train recurrent networks")

@@ -186,10 +186,10 @@ def same_spaces(owner: str, stored: EnvSpec, spec: EnvSpec | None, name: str) ->
     if spec is None:
         return stored
     wanted, got = (dataclasses.replace(x, obs=_without_bounds(x.obs), action_scaling="clip", id="") for x in (spec, stored))
-    if found := difference(wanted, got):
+    if mismatch := difference(wanted, got):
         raise ValueError(
-            f"{owner}: the data set {name!r} is of another environment: {found[0]} is {found[2]}, of "
-            f"{spec.id or 'the spec'} {found[1]}"
+            f"{owner}: the data set {name!r} is of another environment: {mismatch[0]} is {mismatch[2]}, of "
+            f"{spec.id or 'the spec'} {mismatch[1]}"
         )
     return dataclasses.replace(spec, id=spec.id or stored.id)
 

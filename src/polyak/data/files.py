@@ -206,10 +206,10 @@ def list_arrays(file: Any, names: tuple[str, ...] | None = None) -> dict[str, An
     return arrays
 
 
-def _walk(group: Any, prefix: str, names: tuple[str, ...] | None, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+def _walk(group: Any, prefix: str, names: tuple[str, ...] | None, visited: set[Any]) -> Iterator[tuple[str, Any]]:
     import h5py
 
-    seen.add(group)
+    visited.add(group)
     for key in group:
         name = prefix + key
         if names is not None and key not in names:
@@ -218,9 +218,9 @@ def _walk(group: Any, prefix: str, names: tuple[str, ...] | None, seen: set[Any]
             raise UnsafeFile(f"{name} is a link; copy its array into the file")
         node = group[key]
         if isinstance(node, h5py.Group):
-            if node in seen:
+            if node in visited:
                 raise UnsafeFile(f"{name} is a group that is in the file twice")
-            yield from _walk(node, f"{name}/", None, seen)
+            yield from _walk(node, f"{name}/", None, visited)
         elif not isinstance(node, h5py.Dataset) or node.external or node.is_virtual:
             raise UnsafeFile(f"{name} is no array, or is stored in another file")
         else:
