@@ -137,7 +137,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         """Copies of the actor and of the critics, with the states of their optimizers, and with `ema_tau` the actor's average.
 
         Args:
-            actor_spec: the spec as the actor's network sees it; None: as the actor sees it.
+            actor_spec: the spec of the actor's network; None uses `spec_of("actor")`.
 
         Raises:
             TypeError, ValueError: the actor returns something else; see `check_actor`.
