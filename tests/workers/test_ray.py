@@ -271,15 +271,19 @@ def is_starting(pids):
 
 
 def check_that_nothing_is_left(process, pids):
-    """Kill a learner, unless it has ended; its processes are to end within 5 s on a quiet machine."""
+    """Kill a learner, unless it has ended; its processes end, and their files go, within 5 s on a quiet machine."""
+
+    def remaining_files():
+        return list(Path(tempfile.gettempdir()).glob(f"polyak-ray-{process.pid}-*"))
+
     process.kill()
     process.wait()
     deadline = time.monotonic() + 8
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
+    while (any(map(is_running, pids)) or remaining_files()) and time.monotonic() < deadline:
         pids = sorted({*pids, *(child for pid in pids for child in descendants(pid))})
         time.sleep(0.1)
     left = [pid for pid in pids if is_running(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
-    assert not any(Path("/tmp").glob(f"polyak-ray-{process.pid}-*"))
+    assert not remaining_files()

@@ -7,8 +7,8 @@ nothing is left behind however the training process ends.
 
 import json
 import os
-import shutil
 import signal
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -93,8 +93,12 @@ def _end_with_training(is_closed: threading.Event, directory: str) -> None:
 
 
 def _end(directory: str) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
+    """Kill Ray's processes and this one, then delete their files: a daemon that still starts would write new ones."""
+    command = 'kill -9 "-$1"; rm -rf "$2"'
+    try:
+        subprocess.run(["sh", "-c", command, "sh", str(os.getpgrp()), directory], start_new_session=True, check=False)
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
