@@ -95,8 +95,7 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
         by_position = [name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
 
-        @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def mistake(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             for name in kwargs:
                 if name not in names:
                     agent = kwargs.get("agent", args[0] if args else None)
@@ -105,15 +104,23 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
                     message = unknown_name(name, names, "argument", cutoff=0.85 if has_settings else 0.6)
                     if has_settings and message.startswith(f"unknown argument {name!r} ("):
                         message += f"; a field of the agent goes into settings={{{name!r}: ...}}"
-                    raise TypeError(f"{owner}: {message}")
+                    return message
             if len(args) > len(by_position):
                 first = " and ".join(name for name in by_position if name != "self")
-                raise TypeError(f"{owner}: only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too")
+                return f"only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too"
             for name in required[len(args) :]:
                 if name not in kwargs:
-                    example = EXAMPLES.get(name, "...")
-                    raise TypeError(f"{owner}: {name} is missing; pass {name}={example}")
-            return function(*args, **kwargs)
+                    return f"{name} is missing; pass {name}={EXAMPLES.get(name, '...')}"
+            return ""
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                if message := mistake(args, kwargs):
+                    raise TypeError(f"{owner}: {message}") from None
+                raise
 
         return checked  # type: ignore[return-value]
 
