@@ -189,11 +189,11 @@ def _output(
     forward = make_network(arrays, len(network.hidden), network.dense.activation, PRODUCT_ROWS)
     settings = policy_settings(network)
     if settings is None or not (settings.squash_mean and isinstance(spec.action, Box)):
-        return lambda obs: forward(obs.reshape(obs.shape[0], -1))
+        return forward
     middle, half_range = (x.reshape(1, -1) for x in range_of_means(spec, spec.action))
 
     def squashed(obs: Numbers) -> Numbers:
-        loc: Numbers = forward(obs.reshape(obs.shape[0], -1))
+        loc: Numbers = forward(obs)
         np.tanh(loc, out=loc)
         loc *= half_range
         loc += middle
@@ -208,7 +208,7 @@ def _value(variables: Variables, normalizer: ObsNormalizer | None, network: Netw
     critic, params = network.critic or network.dense, variables.params
     torso = params["critic"] if network.critic else params["actor"]
     forward = make_network(_arrays(torso, params["value"], normalizer), len(critic.hidden), critic.activation, PRODUCT_ROWS)
-    return lambda obs: forward(obs.reshape(obs.shape[0], -1))[:, 0]
+    return lambda obs: forward(obs)[:, 0]
 
 
 def _params_of(policy: PyTree, spec: EnvSpec) -> Callable[[Numbers], PyTree]:
@@ -242,7 +242,7 @@ def _actor_sampler(
     limit = np.float32(np.inf if network.clip_mean is None else network.clip_mean)
 
     def act(obs: Numbers, noise: Numbers) -> tuple[Numbers, PyTree]:
-        out = forward(obs.reshape(obs.shape[0], -1))
+        out = forward(obs)
         scale = np.exp(np.clip(out[:, count:] if network.std == "state" else log_std, *LOG_STD_RANGE))
         drawn = np.clip(out[:, :count], -limit, limit) + scale * noise.reshape(-1, count)
         drawn = drawn.reshape(-1, *shape)

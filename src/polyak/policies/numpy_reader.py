@@ -49,7 +49,7 @@ def array_of(npy: bytes) -> Any:
 
 
 def make_network(arrays: Any, layers: int, activation: str, rows: int | None = None) -> Any:
-    """`network(x)` for float32 vectors `[N, n]`: normalization, dense layers, and a linear layer, clipped to ± `clip_mean`.
+    """`network(x)` for float32 arrays `[N, ...]`: normalization, dense layers, and a linear layer, clipped to ± `clip_mean`.
 
     With `rows`, products are of that many vectors each, so that the others of a batch do not change how one is rounded.
     """
@@ -63,9 +63,11 @@ def make_network(arrays: Any, layers: int, activation: str, rows: int | None = N
 
     def network(x: Any) -> Any:
         count = len(x)
+        x = x.reshape(count, -1)
         if rows is not None:
-            missing = np.zeros((-count % rows, x.shape[1]), x.dtype)
-            x = (np.concatenate([x, missing]) if len(missing) else x).reshape(-1, rows, x.shape[1])
+            padded = np.zeros((-(-count // rows), rows, x.shape[1]), x.dtype)
+            padded.reshape(-1, x.shape[1])[:count] = x
+            x = padded[0] if len(padded) == 1 else padded
         if normalize is not None:
             x = normalize(x)
         for kernel, bias in dense:

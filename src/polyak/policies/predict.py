@@ -2,8 +2,8 @@
 
 import functools
 import weakref
-from collections.abc import Callable
-from operator import is_
+from collections.abc import Callable, Iterator
+from operator import getitem, is_
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -82,14 +82,15 @@ def predict(
             raise ValueError(f"predict: carry must have a batch size of {size} as obs, got an array of shape {np.shape(leaf)}")
     if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
-    resets = first_of_batch(first, size, carry is None)
+    resets = None if first is None else first_of_batch(first, size, carry is None)
     mask = mask_batch(spec, action_mask, batch, "predict")
-    form = _form_of(self) if deterministic and mask is None else None
-    if form is not None and form.numpy_mode is not None and size <= form.numpy_mode[0]:
+    numpy_mode = _form_of(self).numpy_mode if deterministic and mask is None else None
+    if numpy_mode is not None and size <= numpy_mode[0]:
         # An overflow in the network is silent in JAX too.
         with np.errstate(all="ignore"):
-            action, carry = form.numpy_mode[1](batched), () if carry is None else carry
+            action, carry = numpy_mode[1](batched), () if carry is None else carry
     else:
+        resets = first_of_batch(None, size, carry is None) if resets is None else resets
         time_step = _time_step(batched, size, resets, mask)
         carry = self.initial_state(size) if carry is None else carry
         action, carry = _act(self, time_step, carry, None if deterministic else key)
@@ -198,10 +199,14 @@ class NumPyMethods:
 
 
 class _Form(NamedTuple):
-    """The cached data of a policy, for its lifetime."""
+    """The cached data of a policy, for its lifetime.
+
+    Attributes:
+        parts: the dicts and lists in the policy, which can be changed though it is frozen; their keys; and their values.
+    """
 
     policy: "weakref.ref[Any]"
-    arrays: list[Any]
+    parts: tuple[list[Any], list[Any], list[Any]]
     numpy_mode: tuple[int, Mode] | None
     calls_python: bool
 
@@ -211,22 +216,33 @@ _forms: dict[int, _Form] = {}
 
 def _form_of(policy: PolicyWithSpec) -> _Form:
     """The policy's form, from the cache unless its arrays are others than before."""
-    form, arrays = _forms.get(id(policy)), jax.tree.leaves(policy)
-    # The arrays too: a policy is frozen, but the dicts in it are not.
-    if form is None or form.policy() is not policy or not all(map(is_, form.arrays, arrays)):
-        form = _new_form(policy, arrays)
-    return form
+    form = _forms.get(id(policy))
+    if form is not None and form.policy() is policy:
+        containers, keys, values = form.parts
+        if all(map(is_, map(getitem, containers, keys), values)):
+            return form
+    return _new_form(policy)
 
 
-def _new_form(policy: PolicyWithSpec, arrays: list[Any]) -> _Form:
+def _new_form(policy: PolicyWithSpec) -> _Form:
     # Bound methods, because the interpreter clears the names of modules before it frees the last policies.
     number, forget = id(policy), _forms.pop
     known = weakref.ref(policy, lambda _: forget(number, None))
     mode = getattr(policy, "mode_in_numpy", lambda: None)()
-    form = _Form(known, arrays, mode, bool(python_calls_in(policy)))
-    if all(isinstance(x, jax.Array) for x in arrays):  # others can be written to
+    containers, keys, values = ([part[i] for part in _mutable_parts(policy)] for i in range(3))
+    form = _Form(known, (containers, keys, values), mode, bool(python_calls_in(policy)))
+    if all(isinstance(x, jax.Array) for x in jax.tree.leaves(policy)):  # others can be written to
         _forms[number] = form
     return form
+
+
+def _mutable_parts(tree: PyTree) -> Iterator[tuple[Any, Any, Any]]:
+    """Every dict and list in a tree with each of its keys and the value there."""
+    for container in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, dict | list)):
+        if isinstance(container, dict | list):
+            for key, value in container.items() if isinstance(container, dict) else enumerate(container):
+                yield container, key, value
+                yield from _mutable_parts(value)
 
 
 def _time_step(obs: PyTree, size: int, first: npt.NDArray[np.bool_], mask: PyTree) -> TimeStep:
