@@ -440,9 +440,7 @@ class EnvSpec:
         if xp is np and space.dtype == np.float64:
             action = action.astype(np.float64)
         is_exact = space.dtype.kind != "f" or action.dtype == np.float64
-        low, high = (space.low, space.high) if is_exact else space.float32_bounds
-        if xp is not np or low.dtype != action.dtype:
-            low, high = _like(low, action), _like(high, action)
+        low, high = (_like(x, action) for x in ((space.low, space.high) if is_exact else space.float32_bounds))
         if self.action_scaling == "rescale":
             unit = (xp.minimum(xp.maximum(action, -1.0), 1.0) + 1.0) / 2.0
             # Not low + unit * (high - low): the range of a wide box overflows.

@@ -95,31 +95,25 @@ def suggest_arguments(owner: str) -> Callable[[F], F]:
         by_position = [name for name, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
 
-        def mistake(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-            for name in kwargs:
-                if name not in names:
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                for name in [name for name in kwargs if name not in names]:
                     agent = kwargs.get("agent", args[0] if args else None)
                     has_settings = "settings" in names and isinstance(agent, str)
                     # A field of the agent is more likely than an argument that is only similar.
                     message = unknown_name(name, names, "argument", cutoff=0.85 if has_settings else 0.6)
                     if has_settings and message.startswith(f"unknown argument {name!r} ("):
                         message += f"; a field of the agent goes into settings={{{name!r}: ...}}"
-                    return message
-            if len(args) > len(by_position):
-                first = " and ".join(name for name in by_position if name != "self")
-                return f"only {first} can be passed without a name, got {args[len(by_position)]!r:.80} too"
-            for name in required[len(args) :]:
-                if name not in kwargs:
-                    return f"{name} is missing; pass {name}={EXAMPLES.get(name, '...')}"
-            return ""
-
-        @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except TypeError:
-                if message := mistake(args, kwargs):
                     raise TypeError(f"{owner}: {message}") from None
+                if len(args) > len(by_position):
+                    first = " and ".join(name for name in by_position if name != "self")
+                    got = f"got {args[len(by_position)]!r:.80} too"
+                    raise TypeError(f"{owner}: only {first} can be passed without a name, {got}") from None
+                for name in [name for name in required[len(args) :] if name not in kwargs]:
+                    raise TypeError(f"{owner}: {name} is missing; pass {name}={EXAMPLES.get(name, '...')}") from None
                 raise
 
         return checked  # type: ignore[return-value]

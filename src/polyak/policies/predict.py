@@ -3,7 +3,6 @@
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from operator import getitem, is_
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -82,7 +81,7 @@ def predict(
             raise ValueError(f"predict: carry must have a batch size of {size} as obs, got an array of shape {np.shape(leaf)}")
     if not deterministic and key is None:
         raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
-    resets = None if first is None else first_of_batch(first, size, carry is None)
+    resets = first_of_batch(first, size, carry is None)
     mask = mask_batch(spec, action_mask, batch, "predict")
     numpy_mode = _form_of(self).numpy_mode if deterministic and mask is None else None
     if numpy_mode is not None and size <= numpy_mode[0]:
@@ -90,7 +89,6 @@ def predict(
         with np.errstate(all="ignore"):
             action, carry = numpy_mode[1](batched), () if carry is None else carry
     else:
-        resets = first_of_batch(None, size, carry is None) if resets is None else resets
         time_step = _time_step(batched, size, resets, mask)
         carry = self.initial_state(size) if carry is None else carry
         action, carry = _act(self, time_step, carry, None if deterministic else key)
@@ -202,11 +200,11 @@ class _Form(NamedTuple):
     """The cached data of a policy, for its lifetime.
 
     Attributes:
-        parts: the dicts and lists in the policy, which can be changed though it is frozen; their keys; and their values.
+        parts: each dict and list in the policy, which can be changed though it is frozen, with each key and its value.
     """
 
     policy: "weakref.ref[Any]"
-    parts: tuple[list[Any], list[Any], list[Any]]
+    parts: list[tuple[Any, Any, Any]]
     numpy_mode: tuple[int, Mode] | None
     calls_python: bool
 
@@ -217,11 +215,9 @@ _forms: dict[int, _Form] = {}
 def _form_of(policy: PolicyWithSpec) -> _Form:
     """The policy's form, from the cache unless its arrays are others than before."""
     form = _forms.get(id(policy))
-    if form is not None and form.policy() is policy:
-        containers, keys, values = form.parts
-        if all(map(is_, map(getitem, containers, keys), values)):
-            return form
-    return _new_form(policy)
+    if form is None or form.policy() is not policy or not all([part[key] is value for part, key, value in form.parts]):
+        form = _new_form(policy)
+    return form
 
 
 def _new_form(policy: PolicyWithSpec) -> _Form:
@@ -229,8 +225,7 @@ def _new_form(policy: PolicyWithSpec) -> _Form:
     number, forget = id(policy), _forms.pop
     known = weakref.ref(policy, lambda _: forget(number, None))
     mode = getattr(policy, "mode_in_numpy", lambda: None)()
-    containers, keys, values = ([part[i] for part in _mutable_parts(policy)] for i in range(3))
-    form = _Form(known, (containers, keys, values), mode, bool(python_calls_in(policy)))
+    form = _Form(known, list(_mutable_parts(policy)), mode, bool(python_calls_in(policy)))
     if all(isinstance(x, jax.Array) for x in jax.tree.leaves(policy)):  # others can be written to
         _forms[number] = form
     return form
@@ -238,11 +233,10 @@ def _new_form(policy: PolicyWithSpec) -> _Form:
 
 def _mutable_parts(tree: PyTree) -> Iterator[tuple[Any, Any, Any]]:
     """Every dict and list in a tree with each of its keys and the value there."""
-    for container in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, dict | list)):
-        if isinstance(container, dict | list):
-            for key, value in container.items() if isinstance(container, dict) else enumerate(container):
-                yield container, key, value
-                yield from _mutable_parts(value)
+    for part in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, dict | list)):
+        for key in part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ():
+            yield part, key, part[key]
+            yield from _mutable_parts(part[key])
 
 
 def _time_step(obs: PyTree, size: int, first: npt.NDArray[np.bool_], mask: PyTree) -> TimeStep:
