@@ -20,10 +20,11 @@ UNUSED = {
     "epsilon": (0.1, "temperature=1.0, only with temperature=None"),
     "clip_reward": (5.0, "normalize_reward=None, only if normalize_reward is set"),
     "kl_tolerance": (0.3, "kl_beta=None, only if kl_beta is set"),
+    "munchausen_temperature": (0.1, "munchausen=None, only if munchausen is set"),
     "kl_cutoff_factor": (3.0, "kl_cutoff_coef=None, only if kl_cutoff_coef is set"),
 }
 USED = {"normalize_obs": True, "temperature": None, "normalize_reward": "return"}
-USED |= {"kl_beta": 1.0, "kl_cutoff_coef": 1.0}
+USED |= {"kl_beta": 1.0, "kl_cutoff_coef": 1.0, "munchausen": 0.9}
 CASES = [
     (algorithm, name)
     for algorithm in AGENTS

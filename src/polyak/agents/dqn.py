@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.munchausen import MunchausenSettings, soft_value
 from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.core.struct import check_settings, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
@@ -24,15 +25,20 @@ NO_DEMONSTRATIONS = "DQN: margin needs demonstrations: polyak.train.run(..., dat
 
 
 @struct(kw_only=True)
-class DQN(QAgent):
+class DQN(MunchausenSettings, QAgent):
     """DQN for Discrete and MultiDiscrete actions.
 
         L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) ],    a' = argmax_a Q_θ(s', a)
 
     over n-step transitions drawn from a replay; without `double`, a' is the best action by Q_target itself. Where the
-    environment has an action mask, a' is an allowed action. Two terms are for learning from data (`polyak.train.offline`, or
-    `polyak.train.run` with `data`): CQL(H) with `cql_weight`, which lowers the values of all actions but the data's, and with
-    `margin` the loss of demonstrations, by which a demonstrator's actions are better by m than all others,
+    environment has an action mask, a' is an allowed action. With `munchausen` the target is that of `MunchausenSettings`. With
+    `gap_weight` it is lower by the action gaps of advantage learning, which separate the best action from the others:
+
+        - α_g min(gap(s), gap(s')),    gap(s) = max_b Q_target(s, b) - Q_target(s, a),    0 at a terminal state
+
+    Two terms are for learning from data (`polyak.train.offline`, or `polyak.train.run` with `data`): CQL(H) with `cql_weight`,
+    which lowers the values of all actions but the data's, and with `margin` the loss of demonstrations, by which a
+    demonstrator's actions are better by m than all others,
 
         + α_c E[ log Σ_b exp Q_θ(s, b) - Q_θ(s, a) ] + λ E[ max_b (Q_θ(s, b) + m 1[b ≠ a]) - Q_θ(s, a) ]
 
@@ -45,6 +51,8 @@ class DQN(QAgent):
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; a `SequenceReplay` for
             recurrent networks.
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
+        gap_weight: α_g, for persistent advantage learning (Bellemare et al. 2016, arXiv:1512.04860, who have 0.9); None leaves
+            the gaps out.
         cql_weight: α_c (Kumar et al. 2020, CQL, arXiv:2006.04779); None leaves the term out.
         margin: m, in the units of values (Hester et al. 2018, DQfD, arXiv:1704.03732, which has 0.8); None leaves the loss out.
         margin_weight: λ.
@@ -59,6 +67,7 @@ class DQN(QAgent):
 
     replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
+    gap_weight: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     cql_weight: Scalar | None = number(default=None, at_least=0, optional=True)
     margin: Scalar | None = number(default=None, above=0, optional=True)
     margin_weight: Scalar = number(default=1.0, above=0, used_if=("margin", ...))
@@ -66,6 +75,8 @@ class DQN(QAgent):
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, QValues(), recurrent=True))
         check_settings(self)
+        if self.munchausen is not None and self.gap_weight is not None:
+            raise ValueError("DQN: munchausen and gap_weight are two ways to increase the action gap; leave one of them out")
         check_sequences("DQN", self.network, self.replay, self.num_steps)
         self._check_together()
 
@@ -117,11 +128,27 @@ class DQN(QAgent):
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
     ) -> Float[Array, " N"]:
-        """The target r + γ^m Q_target(s', a'), without a gradient; arguments as for `loss`."""
-        target_q, _ = self._values(target, batch.next_obs, fold(key, 1))
-        q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else target_q
-        next_q = of_action(target_q, best_action(q, batch.next_action_mask))
-        return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
+        """The target of each transition, without a gradient; arguments as for `loss`."""
+        reward = self.reward_scale * batch.reward
+        next_q, _ = self._values(target, batch.next_obs, fold(key, 1))
+        if self.munchausen is not None:
+            q, _ = self._values(target, batch.obs, fold(key, 3))
+            reward = reward + self.munchausen_bonus(q, batch.action, batch.action_mask)
+            next_value = soft_value(next_q, self.munchausen_temperature, batch.next_action_mask)
+        else:
+            q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q
+            next_value = of_action(next_q, best_action(q, batch.next_action_mask))
+        if self.gap_weight is not None:
+            q, _ = self._values(target, batch.obs, fold(key, 3))
+            reward = reward - self.gap_weight * self.action_gap(q, next_q, batch)
+        return jax.lax.stop_gradient(reward + batch.discount * next_value)
+
+    def action_gap(self, q: Float[Array, "N n"], next_q: Float[Array, "N n"], batch: Transition) -> Float[Array, " N"]:
+        """min(gap(s), gap(s')) of values at s and s'."""
+        allowed = map(where_allowed, (q, next_q), (batch.action_mask, batch.next_action_mask))
+        # Where the action is not allowed at s', gap(s') is infinite.
+        gap, next_gap = (jnp.max(x, axis=1) - of_action(x, batch.action) for x in allowed)
+        return jnp.minimum(gap, jnp.where(batch.discount > 0, next_gap, 0.0))
 
     def _values(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False

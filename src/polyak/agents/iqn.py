@@ -4,13 +4,15 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from polyak.agents.munchausen import MunchausenSettings, soft_value
 from polyak.agents.q_learning import QAgent, value_terms
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import Quantiles
 from polyak.networks.q_network import QuantileNetwork, check_q_network, q_network_or_default
+from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.value_distributions import quantile_huber_loss
@@ -18,13 +20,14 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class IQN(QAgent):
+class IQN(MunchausenSettings, QAgent):
     """IQN for Discrete and MultiDiscrete actions: the quantile function of returns as a network.
 
         L(θ) = E[ Σ_i 1/N' Σ_j |τ_i - 1{u_ij < 0}| L_κ(u_ij) / κ ],    u_ij = r + γ^m Z(s', a', τ'_j; target) - Z(s, a, τ_i)
 
     with τ_1 ... τ_N and τ'_1 ... τ'_N' uniform in (0, 1), L_κ the Huber loss and a' the best action by the mean over other
     K such fractions. Policies take the mean over the midpoints of K equal parts. With `double` the online network chooses a'.
+    With `munchausen` u_ij has the target of `MunchausenSettings`: Q is the mean over the K fractions, and Z replaces Q(s', b).
 
     Attributes:
         network: a network with `quantiles(variables, obs, tau, key)`, such as `polyak.MLP((256, 256))`; None takes
@@ -80,13 +83,28 @@ class IQN(QAgent):
         return weighted_sum(losses, batch.weight), Aux(terms)
 
     def td_target(self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray) -> Float[Array, "N M"]:
-        """The targets r + γ^m Z(s', a', τ'_j), without a gradient; arguments as for `loss`."""
-        keys = [jax.random.fold_in(key, number) for number in (1, 2)]
-        _, values = self._quantiles(online if self.double else target, batch.next_obs, self.num_policy_tau, keys[0])
-        next_action = best_action(values.mean(axis=2), batch.next_action_mask)
+        """The targets of u_ij, without a gradient; arguments as for `loss`."""
+        keys = [jax.random.fold_in(key, number) for number in (1, 2, 3)]
         _, quantiles = self._quantiles(target, batch.next_obs, self.num_target_tau, keys[1])
-        next_quantiles = of_action(quantiles, next_action)
-        return jax.lax.stop_gradient(self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * next_quantiles)
+        chooser = online if self.double and self.munchausen is None else target
+        next_q = self._quantiles(chooser, batch.next_obs, self.num_policy_tau, keys[0])[1].mean(axis=2)
+        reward = self.reward_scale * batch.reward
+        if self.munchausen is None:
+            next_quantiles = of_action(quantiles, best_action(next_q, batch.next_action_mask))
+        else:
+            q = self._quantiles(target, batch.obs, self.num_policy_tau, keys[2])[1].mean(axis=2)
+            reward = reward + self.munchausen_bonus(q, batch.action, batch.action_mask)
+            next_quantiles = self.soft_quantiles(quantiles, next_q, batch.next_action_mask)
+        return jax.lax.stop_gradient(reward[:, None] + batch.discount[:, None] * next_quantiles)
+
+    def soft_quantiles(
+        self, quantiles: Float[Array, "N n M"], q: Float[Array, "N n"], mask: Bool[Array, "N n"] | None
+    ) -> Float[Array, "N M"]:
+        """Σ_b π(b) (Z_b - t log π(b)), with π = softmax(q / t)."""
+        temperature = self.munchausen_temperature
+        probs = jax.nn.softmax(where_allowed(q, mask) / temperature, axis=1)
+        entropy = soft_value(q, temperature, mask) - jnp.sum(probs * q, axis=1)
+        return jnp.sum(probs[:, :, None] * quantiles, axis=1) + entropy[:, None]
 
     def _quantiles(
         self, variables: Variables, obs: PyTree, count: int, key: PRNGKeyArray
