@@ -46,7 +46,7 @@ def test_an_unknown_command_suggests_the_nearest(capsys):
     assert capsys.readouterr().err.startswith("error: unknown command 'evalute'; did you mean 'evaluate'?")
 
 
-@pytest.mark.parametrize("name", ["train", "resume", "evaluate", "export", "report", "plot", "pack", "study", "list"])
+@pytest.mark.parametrize("name", ["train", "resume", "evaluate", "record", "export", "report", "plot", "pack", "study", "list"])
 def test_every_command_prints_its_usage(name, command):
     code, out, err = command(name, "--help")
     assert (code, err) == (0, "")

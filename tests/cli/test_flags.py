@@ -20,6 +20,7 @@ from polyak.cli.flags import TrainFlags, UsageError, parse, parse_settings
 from polyak.cli.network_flags import Activation, NetworkFlags
 from polyak.cli.pack import PackFlags
 from polyak.cli.plot import PlotFlags
+from polyak.cli.record import RecordFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.report import ReportFlags
 from polyak.cli.resume import ResumeFlags
@@ -420,7 +421,7 @@ def test_values_of_switches_are_rejected(words, value, command):
     "kind",
     [
         *(TrainFlags, NetworkFlags, ResumeFlags, EvaluateFlags, ExportFlags),
-        *(PlotFlags, PackFlags, ReportFlags, StudyFlags, UserFlags),
+        *(PlotFlags, PackFlags, ReportFlags, RecordFlags, StudyFlags, UserFlags),
     ],
 )
 def test_no_help_breaks_where_the_source_does(kind):

@@ -26,6 +26,16 @@ def test_collected_episodes_are_those_of_the_environment(name):
         assert episode.terminated == (abs(episode.obs[-1, 2]) > 0.2095)
 
 
+@pytest.mark.parametrize("name", ["CartPole-v1", "jax/CartPole-v1"])
+def test_a_policy_in_python_is_recorded(name):
+    env = polyak.envs.make(name, num_envs=2)
+    rule = polyak.PythonPolicy(lambda obs: 3 * obs[:, 2] + obs[:, 3] > 0, env.spec)
+    data = polyak.data.collect(rule, env, 300, key=KEY)
+    for episode in data.episodes:
+        np.testing.assert_array_equal(episode.action, 3 * episode.obs[:-1, 2] + episode.obs[:-1, 3] > 0)
+    assert data.num_episodes < 300 / 40  # random episodes have 22 steps
+
+
 def test_rollouts_continue_each_other(monkeypatch):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
     policy = polyak.policies.Uniform(env.spec)

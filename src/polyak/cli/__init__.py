@@ -1,4 +1,4 @@
-"""The command line: polyak train | resume | evaluate | video | watch | export | report | plot | pack | study | list."""
+"""The command line: polyak train, resume, evaluate, video, watch, record, export, report, plot, pack, study and list."""
 
 import codecs
 import errno
@@ -25,6 +25,7 @@ commands:
   evaluate RUN [flags]     evaluate the greedy policy of a run
   video RUN [-o FILE]      write a video of the greedy policy of a run
   watch RUN                show the greedy policy of a run in a window
+  record ENV DATA          record what you do in an environment, with keys, as a data set
   export RUN --format F    export the greedy policy to one file: stablehlo, onnx or numpy
   report RUN... [flags]    write an HTML page about runs; --live DIR follows trainings
   plot RUN... -o FILE      draw curves of runs as svg, pdf or png
@@ -173,6 +174,10 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
             from polyak.cli.video import watch
 
             return watch
+        case "record":
+            from polyak.cli.record import record
+
+            return record
         case "export":
             from polyak.cli.export import export
 
@@ -203,7 +208,7 @@ def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    names = ("train", "resume", "evaluate", "video", "watch", "export", "report", "plot", "pack", "study", "list")
+    names = ("train", "resume", "evaluate", "video", "watch", "record", "export", "report", "plot", "pack", "study", "list")
     message = unknown_name(name, names, "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2

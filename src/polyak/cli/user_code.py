@@ -8,7 +8,7 @@ from typing import Any
 from polyak import envs
 from polyak.cli.flags import UsageError
 from polyak.cli.imports import check_import, import_object
-from polyak.cli.user_flags import UserFlags
+from polyak.cli.user_flags import EnvFlags, UserFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
 from polyak.envs.available import JAX_PREFIXES
@@ -20,7 +20,7 @@ from polyak.storage.run_directory import Run
 from polyak.train.training import Training
 
 
-def env_maker(flags: UserFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+def env_maker(flags: EnvFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the first argument of `polyak.envs.make` and its `env_kwargs`: a name, or a function for user-defined code.
 
     Args:

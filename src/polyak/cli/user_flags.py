@@ -10,11 +10,9 @@ from polyak.cli.flags import default_hint, parse_settings
 
 
 @dataclasses.dataclass(frozen=True)
-class UserFlags:
-    """A user-defined agent and environment. Modules are also found in the working directory."""
+class EnvFlags:
+    """A user-defined environment. Modules are also found in the working directory."""
 
-    agent: Annotated[str | None, default_hint("ALGO's", "MODULE:NAME")] = None
-    """class of an agent, or function that creates an agent from the environment's spec; replaces ALGO"""
     env: Annotated[str | None, default_hint("ENV", "MODULE:NAME")] = None
     """function or class that creates a Gymnasium environment; replaces ENV"""
     wrapper: Annotated[str | None, default_hint("none", "MODULE:NAME")] = None
@@ -26,6 +24,14 @@ class UserFlags:
     def kwargs(self) -> dict[str, bool | int | float | str]:
         """Settings of the environment."""
         return {} if self.env_kwargs is None else parse_settings("--env-kwargs", self.env_kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class UserFlags(EnvFlags):
+    """A user-defined agent and environment. Modules are also found in the working directory."""
+
+    agent: Annotated[str | None, default_hint("ALGO's", "MODULE:NAME")] = None
+    """class of an agent, or function that creates an agent from the environment's spec; replaces ALGO"""
 
     @property
     def stored(self) -> dict[str, str | list[str]]:

@@ -61,6 +61,13 @@ def _join(rollouts: list[Rollout]) -> Rollout:
     return Rollout(time_steps, jax.tree.map(lambda *x: np.concatenate(x), *(rollout.actions for rollout in rollouts)))
 
 
+def join_episodes(episodes: list[Rollout]) -> Rollout:
+    """Complete episodes `[L, B]` as one rollout, with a row between them that only resets."""
+    time_steps = jax.tree.map(lambda *x: np.concatenate(x), *(rollout.time_steps for rollout in episodes))
+    actions = jax.tree.map(lambda *x: np.concatenate([y for z in x for y in (z, z[-1:])])[:-1], *(x.actions for x in episodes))
+    return Rollout(time_steps, actions)
+
+
 def _first_steps(rollout: Rollout, steps: int) -> Rollout:
     time_steps = jax.tree.map(lambda x: x[: steps + 1], rollout.time_steps)
     return Rollout(time_steps, jax.tree.map(lambda x: x[:steps], rollout.actions))

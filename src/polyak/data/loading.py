@@ -10,7 +10,7 @@ from polyak.core.types import Rollout
 from polyak.data.arrays import from_arrays
 from polyak.data.data_set import DataSet
 from polyak.data.files import read_hdf5, read_npz, save_npz
-from polyak.data.minari_files import from_episodes, open_minari, read_minari, save_minari
+from polyak.data.minari_files import check_new_minari, from_episodes, open_minari, read_minari, save_minari
 from polyak.data.run_replay import read_run
 
 MINARI = "minari:"
@@ -70,13 +70,43 @@ def save(data: DataSet, destination: str | os.PathLike[str]) -> None:
         ValueError: the destination is neither, or Minari has such a data set already.
         ImportError: the extra `data` is missing.
     """
-    text = os.fspath(destination)
+    text = _check_destination("data.save", destination)
     if text.startswith(MINARI):
         save_minari(data, text.removeprefix(MINARI))
-    elif text.endswith(".npz"):
-        save_npz(data, Path(text))
     else:
-        raise ValueError(f"data.save: destination must end with .npz or be 'minari:NAME', got {text!r}")
+        save_npz(data, Path(text))
+
+
+def check_new(owner: str, destination: str | os.PathLike[str], spec: EnvSpec | None) -> None:
+    """Check that a new data set can be saved, before anything is recorded.
+
+    Args:
+        owner: the function that records, for errors.
+        destination: see `save`; it must not exist.
+        spec: the environment's spaces; None checks the destination alone.
+
+    Raises:
+        ValueError: see `save`; or the file exists, or its directory does not.
+        PermissionError: the directory cannot be written to.
+        ImportError: the extra `data` is missing.
+    """
+    text = _check_destination(owner, destination)
+    path = Path(text)
+    if text.startswith(MINARI):
+        check_new_minari(owner, text.removeprefix(MINARI), spec)
+    elif path.exists():
+        raise ValueError(f"{owner}: {path} exists already; choose another name, or delete it")
+    elif not path.parent.is_dir():
+        raise ValueError(f"{owner}: {path.parent} is no directory; create it first")
+    elif not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{owner}: {path}: no permission to write in {path.parent}")
+
+
+def _check_destination(owner: str, destination: str | os.PathLike[str]) -> str:
+    text = os.fspath(destination)
+    if not text.startswith(MINARI) and not text.endswith(".npz"):
+        raise ValueError(f"{owner}: destination must end with .npz or be 'minari:NAME', got {text!r}")
+    return text
 
 
 def from_minari(dataset: Any, spec: EnvSpec, *, num_envs: int = 1, num_steps: int = 1) -> Rollout:

@@ -93,24 +93,40 @@ def _read_episode(owner: str, episode: Any, spec: EnvSpec) -> tuple[PyTree, PyTr
     return obs, action, read_reward(f"{owner}: rewards {which}", episode.rewards, length), bool(terminated[-1])
 
 
-def save_minari(data: DataSet, name: str) -> None:
-    """Write a data set of Minari, into the directory of its data sets.
+def check_new_minari(owner: str, name: str, spec: EnvSpec | None) -> None:
+    """Check that a data set can be written into the directory of Minari's data sets.
 
     Raises:
         ImportError: minari is not installed.
         ValueError: the data set exists already, the name is none of Minari's, or HDF5 cannot have a key of the spaces.
     """
-    for space in (data.spec.obs, data.spec.action):
+    for space in () if spec is None else (spec.obs, spec.action):
         for key in (key for keys, _ in leaf_keys(space) for key in keys):
             if key in ("", ".") or set(str(key)) & {"/", "\0"}:
-                raise ValueError(f"data.save: Minari's files cannot have the key {key!r}; rename it, or save to a .npz file")
+                raise ValueError(f"{owner}: Minari's files cannot have the key {key!r}; rename it, or save to a .npz file")
     try:
         import minari
-        from minari.data_collector import EpisodeBuffer
+        from minari.dataset.minari_dataset import parse_dataset_id
     except ImportError as error:
-        raise ImportError(f"data.save: data sets of Minari need minari: pip install 'polyak[data]' ({error})") from None
+        raise ImportError(f"{owner}: data sets of Minari need minari: pip install 'polyak[data]' ({error})") from None
+    try:
+        parse_dataset_id(name)
+    except (ValueError, TypeError) as error:  # the second without a version
+        raise ValueError(f"{owner}: {name!r} is no name of Minari's, such as 'pendulum/human-v0': {error}") from None
     if name in minari.list_local_datasets():
-        raise ValueError(f"data.save: the data set {name!r} exists already; delete it with: minari delete {name}")
+        raise ValueError(f"{owner}: the data set {name!r} exists already; delete it with: minari delete {name}")
+
+
+def save_minari(data: DataSet, name: str) -> None:
+    """Write a data set of Minari, into the directory of its data sets.
+
+    Raises:
+        ImportError, ValueError: see `check_new_minari`.
+    """
+    check_new_minari("data.save", name, data.spec)
+    import minari
+    from minari.data_collector import EpisodeBuffer
+
     buffers = []
     for i, episode in enumerate(data.episodes):
         ends = np.arange(len(episode)) == len(episode) - 1

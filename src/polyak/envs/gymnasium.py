@@ -19,6 +19,7 @@ from polyak.core.warn import warn
 from polyak.envs.env_batch import Batch, RawStep
 from polyak.envs.host_goals import HostGoals
 from polyak.envs.images import read_image
+from polyak.envs.keyboard import keys_to_action
 from polyak.envs.masks import Flags
 from polyak.envs.obs_reader import obs_leaves
 from polyak.envs.source import EnvSource
@@ -131,6 +132,10 @@ class GymnasiumEnv:
         first, self._last = self._last, None
         self._steps += 1
         return self._time_step(self._batch.step(native, first), first)
+
+    def keys_to_action(self) -> Mapping[Any, Any] | None:
+        """Return actions by tuples of keys, if the environment defines them; see `polyak.envs.keyboard`."""
+        return keys_to_action(self._batch.goal_env())
 
     def render(self) -> tuple[npt.NDArray[np.uint8], float | None]:
         """Return the image of the first environment, `[H, W, 3]`, and its frames per second or None.

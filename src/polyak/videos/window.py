@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,22 @@ import numpy as np
 from polyak.dynamics.opengl import has_display
 from polyak.videos.captions import add_caption
 from polyak.videos.encoder import VideoError
-from polyak.videos.play import Frame, Number
+from polyak.videos.play import Frame, Image, Number
 
 DRIVER = "SDL_VIDEODRIVER"
 """The environment variable that names what pygame draws on."""
 
+WATCH_ADVICE = "polyak video RUN writes a file"
 
-def check_window(owner: str) -> None:
-    """Check that a window can be opened.
+
+def check_window(owner: str, advice: str = WATCH_ADVICE) -> None:
+    """Check that a window can be opened; `advice` says what can be done without one.
 
     Raises:
         ImportError: pygame is not installed.
         VideoError: there is no display.
     """
-    _open_display(owner).display.quit()
+    _open_display(owner, advice).display.quit()
 
 
 def show_frames(
@@ -49,27 +52,55 @@ def show_frames(
         ImportError: pygame is not installed.
         VideoError: there is no display.
     """
-    pygame = _open_display(owner)
-    screen: Any = None
-    due = time.monotonic()
-    try:
+    with open_window(owner, title) as window:
+        due = time.monotonic()
         for frame in frames:
-            image = add_caption(frame, show)
-            if screen is None:
-                pygame.display.set_caption(title)
-                screen = pygame.display.set_mode(image.shape[1::-1], pygame.SCALED | pygame.RESIZABLE)
-            screen.blit(pygame.surfarray.make_surface(np.swapaxes(image, 0, 1)), (0, 0))
-            pygame.display.flip()
+            window.draw(add_caption(frame, show))
             if frame.is_last:
                 on_end(frame)
             due = max(due + 1 / fps, time.monotonic())
-            if not _wait(pygame, due):
+            if not _wait(window, due):
                 return
+
+
+class Window:
+    """A window that images are drawn in, with the size of the first.
+
+    Attributes:
+        pygame: the module.
+        title: title of the window.
+    """
+
+    def __init__(self, pygame: Any, title: str) -> None:
+        self.pygame, self.title = pygame, title
+        self._screen: Any = None
+
+    def draw(self, image: Image) -> None:
+        """Show an image; the first one opens the window."""
+        pygame = self.pygame
+        if self._screen is None:
+            self._screen = pygame.display.set_mode(image.shape[1::-1], pygame.SCALED | pygame.RESIZABLE)
+        pygame.display.set_caption(self.title)
+        self._screen.blit(pygame.surfarray.make_surface(np.swapaxes(image, 0, 1)), (0, 0))
+        pygame.display.flip()
+
+
+@contextmanager
+def open_window(owner: str, title: str, advice: str = WATCH_ADVICE) -> Iterator[Window]:
+    """Yield a window, which is closed at the end; see `check_window`.
+
+    Raises:
+        ImportError: pygame is not installed.
+        VideoError: there is no display.
+    """
+    pygame = _open_display(owner, advice)
+    try:
+        yield Window(pygame, title)
     finally:
         pygame.display.quit()
 
 
-def _open_display(owner: str) -> Any:
+def _open_display(owner: str, advice: str) -> Any:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         import pygame
@@ -78,7 +109,7 @@ def _open_display(owner: str) -> Any:
     # Set by `silence_pygame`, for images.
     if os.environ.get(DRIVER) == "dummy":
         del os.environ[DRIVER]
-    reason = f"{owner}: there is no display to open a window on (DISPLAY is not set); polyak video RUN writes a file"
+    reason = f"{owner}: there is no display to open a window on (DISPLAY is not set); {advice}"
     if not has_display() and DRIVER not in os.environ:
         raise VideoError(reason)
     pygame.display.quit()
@@ -89,9 +120,9 @@ def _open_display(owner: str) -> Any:
     return pygame
 
 
-def _wait(pygame: Any, until: float) -> bool:
+def _wait(window: Window, until: float) -> bool:
     """Wait and react to keys; returns False if the window is closed."""
-    is_paused = False
+    pygame, is_paused = window.pygame, False
     while True:
         for event in pygame.event.get():
             if event.type == pygame.QUIT or (event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q)):
