@@ -172,6 +172,29 @@ def test_the_actors_loss_with_the_settings_of_rebrac_is_rebracs():
     assert abs(first - loss) > 1e-3
 
 
+def test_the_target_with_the_penalty_of_rebrac_is_rebracs():
+    """r + γ (min Q(s', a') - β |a' - â'|²), in NumPy; without a penalty where the data have no next action."""
+    rng = np.random.default_rng(3)
+    agent = dataclasses.replace(small_td3_bc(), critic_penalty=0.3, target_noise=0.5, target_noise_clip=0.4)
+    next_action = np.tanh(rng.normal(size=(8, 2))).astype(np.float32)
+    has_next = np.arange(8) % 3 > 0
+    batch = dataclasses.replace(make_batch(BOX), next_action=jnp.asarray(next_action), has_next_action=jnp.asarray(has_next))
+    copies, key = agent.init(KEY).copies, jax.random.key(5)
+    variables = {"target": copies.critics.online, "target_actor": copies.actor.online}
+    noise_key, _ = jax.random.split(key)
+    noise = np.clip(0.5 * np.asarray(jax.random.normal(jax.random.split(noise_key, 1)[0], (8, 2))), -0.4, 0.4)
+    action = np.clip(np.float64(agent.deterministic_action(copies.actor.online, batch.next_obs)) + noise, -1, 1)
+    q = np.float64(agent.q_values(copies.critics.online, batch.next_obs, jnp.asarray(action, jnp.float32))).min(axis=1)
+    penalty = np.where(has_next, 0.3 * ((action - next_action) ** 2).sum(axis=1), 0)
+    wanted = np.float64(batch.reward) + np.float64(batch.discount) * (q - penalty)
+    np.testing.assert_allclose(agent.td_target(batch, key=key, **variables), wanted, **NEAR)
+    assert penalty.max() > 0.1
+    plain = dataclasses.replace(agent, critic_penalty=None).td_target(batch, key=key, **variables)
+    np.testing.assert_allclose(plain, np.float64(batch.reward) + np.float64(batch.discount) * q, **NEAR)
+    with pytest.raises(ValueError, match="TD3BC: critic_penalty must be None for a replay whose transitions have no next_act"):
+        agent.td_target(make_batch(BOX), key=key, **variables)
+
+
 def test_values_are_normalized_over_all_devices():
     agent, batch = small_td3_bc(), make_batch(BOX)
     copies = agent.init(KEY).copies

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from polyak.core.types import Rollout, TimeStep
+from polyak.replay.prioritized import PrioritizedReplay
 from polyak.replay.uniform import UniformReplay
 from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
 
@@ -53,6 +54,19 @@ def test_three_step_transitions_stop_at_ends_and_at_the_newest_row(num_steps):
     assert got.keys() == wanted.keys()
     for row, values in wanted.items():
         np.testing.assert_allclose(got[row], values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("replay", [UniformReplay(16), PrioritizedReplay(16)], ids=["uniform", "prioritized"])
+def test_the_next_action_is_that_of_the_next_row_of_the_episode(replay, n_step):
+    """Actions are the numbers of their rows, as observations are; the ring has wrapped."""
+    steps = stream(np.ones(24), terminated=[13], truncated=[18])
+    batch = sample(replay, filled_with(replay, steps), 512, 1, n_step, 0.9)
+    drawn = np.asarray(batch.weight) > 0
+    has_next, after = np.asarray(batch.has_next_action)[drawn], np.asarray(batch.next_obs)[drawn, 0]
+    np.testing.assert_array_equal(has_next, ~np.isin(after, (13, 18, 23)))  # two ends, and the newest row
+    np.testing.assert_array_equal(np.asarray(batch.next_action)[drawn][has_next], after[has_next])
+    assert {13, 18, 23} < set(after.tolist())
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])

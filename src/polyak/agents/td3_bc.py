@@ -12,7 +12,7 @@ from polyak.agents.delayed_actor import DelayedActorAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.core.struct import check_settings, choice, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import check_critics
+from polyak.learning.actor_critic_updates import action_dimensions, check_critics
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
@@ -39,10 +39,13 @@ class TD3BC(DelayedActorAgent):
 
         E[ β |π_φ(s) - a|² - λ min_i Q_θi(s, π_φ(s)) ],    λ = 1 / E|min_i Q_θi(s, π_φ(s))|
 
-    which is β dim A times the loss here with `q_weight` = 1 / (β dim A) and `actor_q="min"`. The rest of it is
-    `critics=Critics((256, 256, 256), norm="layer")`, an actor of three layers, `batch_size=1024`, `learning_rate=1e-3` and
-    `normalize_obs=False`. Two parts differ: ReBRAC normalizes layers after the activation, `Critics` before it; and its penalty
-    of the target, which needs the data's next action, is left out.
+    which is β dim A times the loss here with `q_weight` = 1 / (β dim A) and `actor_q="min"`. Its target has a penalty,
+    `critic_penalty` = β_2, of actions that are not those of the data in s', â':
+
+        y = r + γ^m (min_i Q_target,i(s', a') - β_2 |a' - â'|²)
+
+    The rest of it is `critics=Critics((256, 256, 256), norm="layer")`, an actor of three layers, `batch_size=1024`,
+    `learning_rate=1e-3` and `normalize_obs=False`. ReBRAC normalizes layers after the activation, `Critics` before it.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
@@ -51,6 +54,8 @@ class TD3BC(DelayedActorAgent):
         q_weight: α, the weight of the value against the data's actions.
         normalize_q: False takes λ = α.
         actor_q: the value Q that the actor maximizes: of the `"first"` critic, as TD3's, or the `"min"` of all critics.
+        critic_penalty: β_2 of ReBRAC; transitions after which an episode was cut short, whose â' is unknown, have no penalty.
+            None takes none.
         exploration_noise: standard deviation of the noise on actions that are collected online, a number or a schedule; 0
             disables the noise.
 
@@ -66,6 +71,7 @@ class TD3BC(DelayedActorAgent):
     q_weight: Scalar = number(default=2.5, at_least=0)
     normalize_q: bool = choice(default=True, choices=(True, False))
     actor_q: Literal["first", "min"] = choice(default="first", choices=("first", "min"))
+    critic_penalty: Scalar | None = number(default=None, at_least=0, optional=True)
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     learning_rate: Schedule = 3e-4
 
@@ -93,7 +99,20 @@ class TD3BC(DelayedActorAgent):
         noise_key, dropout_key = jax.random.split(key)
         next_action = self._smooth(self.deterministic_action(target_actor, batch.next_obs), noise_key)
         next_q = jnp.min(self.q_values(target, batch.next_obs, next_action, dropout_key), axis=1)
+        if self.critic_penalty is not None:
+            next_q = next_q - self.critic_penalty * self._distance_to_data(next_action, batch)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_q)
+
+    def _distance_to_data(self, next_action: PyTree, batch: Transition) -> Float[Array, " N"]:
+        """|a' - â'|² from the actions that the data have in s'; 0 where they have none.
+
+        Raises:
+            ValueError: the replay does not return them.
+        """
+        if batch.next_action is None or batch.has_next_action is None:
+            raise ValueError("TD3BC: critic_penalty must be None for a replay whose transitions have no next_action")
+        distance = action_dimensions(self.spec) * mean_square(next_action, batch.next_action)
+        return jnp.where(batch.has_next_action, distance, 0.0)
 
     def actor_loss(
         self,

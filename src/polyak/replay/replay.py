@@ -112,6 +112,8 @@ class Transition:
         weight: weight in the loss: 1, or the importance weight; 0 for a row that is not learned from.
         index: the first row of the transition in the storage, for `PrioritizedReplay.set_priorities`.
         num_summed: m, the steps to `next_obs`; None for transitions from elsewhere.
+        next_action: the action that the replay has for `next_obs`; None for transitions from elsewhere.
+        has_next_action: `next_action` was taken in `next_obs`: the episode goes on, and its next row is in the replay.
         from_data: the transition is of a data set, in a batch of a `MixedReplay` or of `polyak.train.offline`; else None.
     """
 
@@ -125,6 +127,8 @@ class Transition:
     weight: Float[Array, " N"]
     index: Int32[Array, " N"]
     num_summed: Int32[Array, " N"] | None = None
+    next_action: PyTree = None
+    has_next_action: Bool[Array, " N"] | None = None
     from_data: Bool[Array, " N"] | None = None
 
 

@@ -202,9 +202,8 @@ class UniformReplay(Replay):
         next_index = (slot + num_summed) % slots * num_envs + env
         discount = jnp.asarray(gamma, jnp.float32) ** num_summed.astype(jnp.float32)
         rows = state.rows
-        action, action_mask, next_action_mask = (
-            jax.tree.map(lambda x, at=at: x[at], tree)
-            for tree, at in ((rows.action, index), (rows.action_mask, index), (rows.action_mask, next_index))
+        action, next_action, action_mask, next_action_mask = (
+            jax.tree.map(lambda x, at=at: x[at], tree) for tree in (rows.action, rows.action_mask) for at in (index, next_index)
         )
         frames = (rows, self.frame_stack, self.frame_padding)
         obs, num_frames = observations(*frames, slot, env, slots, num_envs)
@@ -221,6 +220,9 @@ class UniformReplay(Replay):
             weight=(summed[0] & is_stored).astype(jnp.float32),
             index=index,
             num_summed=num_summed,
+            # The last row of an episode, and the newest, are not valid. XLA drops both fields where they are not used.
+            next_action=next_action,
+            has_next_action=rows.valid[next_index],
         )
 
     def draw(self, state: ReplayState, key: PRNGKeyArray, batch_size: int, num_envs: int) -> Int32[Array, " N"]:
