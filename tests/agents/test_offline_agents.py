@@ -264,6 +264,46 @@ def test_the_critics_loss_of_cql_is_that_of_a_slow_version():
     assert aux.terms["priority"].shape == (8,)
 
 
+def test_the_cloning_loss_of_cql_is_that_of_a_slow_version():
+    """α log π(ã|s) - log π(a|s) of a normal that tanh squashes, in float64 and with the drawn ã."""
+    agent, batch = small_cql(num_bc_steps=1), make_batch(BOX)
+    copies = agent.init(KEY).copies
+    actor, critics = copies.actor.online, copies.critics.online
+    params = jax.tree.map(lambda x: x + 0.05, actor.params)
+    loss, aux = agent.bc_loss(params, batch, actor=actor, critics=critics, alpha=jnp.float32(0.2), key=KEY)
+    moved = dataclasses.replace(actor, params=params)
+    (head, _), _, _ = agent.actor.apply(moved, batch.obs)
+    loc, scale = np.float64(head["loc"]), np.exp(np.float64(head["log_scale"]))
+    draw, _ = agent.draw_actions(moved, batch.obs, None, KEY)
+
+    def log_prob(action):
+        action = np.float64(action)
+        normal = -0.5 * ((np.arctanh(action) - loc) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
+        return (normal - np.log(1 - action**2)).sum(axis=1)
+
+    np.testing.assert_allclose(loss, np.mean(0.2 * log_prob(draw.action) - log_prob(batch.action)), rtol=1e-4)
+    np.testing.assert_allclose(aux.terms["entropy"], -np.mean(log_prob(draw.action)), rtol=1e-4)
+
+
+def test_cql_clones_in_its_first_steps_alone():
+    cloning, plain = small_cql(num_bc_steps=2), small_cql()
+    batch, copies = make_batch(BOX), plain.init(KEY).copies
+    other = dataclasses.replace(copies, critics=plain.init(jax.random.key(9)).copies.critics)
+    step = jax.jit(
+        lambda agent, copies, at: agent.train_step(copies, batch, KEY, jnp.array(True), env_steps=at, axis_name=None)[0]
+    )
+
+    def actor_after(agent, copies, at):
+        return jax.tree.leaves(step(agent, copies, StepCount.of(at)).actor.online.params)
+
+    for at, is_cloning in ((0, True), (1, True), (2, False)):
+        # Cloning is independent of the critics.
+        same = zip(actor_after(cloning, copies, at), actor_after(cloning, other, at), strict=True)
+        assert all(np.array_equal(x, y) for x, y in same) is is_cloning
+        same = zip(actor_after(cloning, copies, at), actor_after(plain, copies, at), strict=True)
+        assert all(np.allclose(x, y, **NEAR) for x, y in same) is not is_cloning
+
+
 @pytest.mark.parametrize(("target_gap", "sign"), [(-100.0, 1), (100.0, -1)])
 def test_a_learned_weight_of_cql_grows_while_the_gap_is_larger_than_its_target(target_gap, sign):
     learned = small_cql(target_gap=target_gap, cql_weight=2.0, cql_learning_rate=0.01)
@@ -316,6 +356,7 @@ AGENTS = {
     "fql": lambda: (small_fql(normalize_q=True), BOX),
     "iql_discrete": lambda: (small_iql(DISCRETE), DISCRETE),
     "cql": lambda: (small_cql(), BOX),
+    "cql_cloning": lambda: (small_cql(num_bc_steps=9), BOX),
     "discrete_cql": lambda: (polyak.DQN(DISCRETE, polyak.MLP((5,)), replay=REPLAY, cql_weight=1.0), DISCRETE),
 }
 

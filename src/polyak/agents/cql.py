@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.settings import TargetSettings
-from polyak.agents.soft_actor import SoftActorAgent, SoftActorCopies, Temperature
+from polyak.agents.soft_actor import ActorLoss, SoftActorAgent, SoftActorCopies, Temperature
 from polyak.core.checks import check_created_with
 from polyak.core.spaces import leaf_spaces, unflatten
 from polyak.core.struct import check_settings, choice, integer, number, setting, struct
@@ -56,6 +56,10 @@ class CQL(TargetSettings, SoftActorAgent):
 
         J(α_c) = -α_c (G - τ)
 
+    The first `num_bc_steps` gradient steps start the actor from the data's actions, as in the authors' code and in TF-Agents:
+
+        J_BC(φ) = E[ α log π_φ(ã|s) - log π_φ(a|s) ],    ã ~ π_φ(·|s)
+
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
@@ -63,6 +67,8 @@ class CQL(TargetSettings, SoftActorAgent):
         target_gap: τ, in the units of values; None keeps α_c fixed.
         cql_learning_rate: learning rate of a learned α_c; None is `learning_rate`.
         num_action_samples: n.
+        num_bc_steps: number of first steps in which the actor minimizes J_BC: gradient steps on a data set, env_steps with an
+            environment.
         entropy_in_target: y has the entropy's term of SAC, -α log π(a'|s').
 
     Raises:
@@ -80,6 +86,7 @@ class CQL(TargetSettings, SoftActorAgent):
         default=None, check=partial(check_schedule, optional=True), used_if=("target_gap", ...)
     )
     num_action_samples: int = integer(default=10)
+    num_bc_steps: int = integer(default=0, at_least=0)
     entropy_in_target: bool = choice(default=False, choices=(True, False))
 
     def __post_init__(self) -> None:
@@ -129,6 +136,35 @@ class CQL(TargetSettings, SoftActorAgent):
             after, state, _ = apply_gradient(optimizer, before, state, gradient, Aux({}), {}, log.applied[0])
             weight = Temperature(jnp.minimum(after.params, MAX_LOG_WEIGHT), state)
         return _with_weight(trained, weight), log
+
+    def actor_loss_at(
+        self, env_steps: StepCount, *, actor: Variables, critics: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
+    ) -> ActorLoss:
+        """J_BC in the first `num_bc_steps`, then J_π."""
+        value_loss = partial(self.actor_loss, actor=actor, critics=critics, alpha=alpha, key=key)
+        if not self.num_bc_steps:
+            return value_loss
+        bc_loss = partial(self.bc_loss, actor=actor, critics=critics, alpha=alpha, key=key)
+        has_ended = env_steps >= StepCount.of(self.num_bc_steps)
+        return lambda params, batch: jax.lax.cond(has_ended, value_loss, bc_loss, params, batch)
+
+    def bc_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        actor: Variables,
+        critics: Variables,
+        alpha: Float[Array, ""],
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """J_BC(φ) of a batch whose weights sum to 1, and its terms; arguments as for `actor_loss`."""
+        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
+        distribution, stats = self.action_distribution(actor, batch.obs, None, key, train=True)
+        _, log_prob = distribution.sample_and_log_prob(seed=key)
+        loss = jax.lax.stop_gradient(alpha) * log_prob - distribution.log_prob(batch.action)
+        entropy = weighted_sum(-jax.lax.stop_gradient(log_prob), batch.weight)
+        return weighted_sum(loss, batch.weight), Aux({"entropy": entropy}, stats)
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
         """The learning rate, α, and a learned α_c."""

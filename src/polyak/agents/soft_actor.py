@@ -1,9 +1,10 @@
-"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC and TQC."""
+"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC and CQL."""
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
 from polyak.networks.pair import select_entries
-from polyak.ops.distributions import Categorical, for_space
+from polyak.ops.distributions import Categorical, Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
@@ -40,6 +41,9 @@ DROPOUT = 2**31
 
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
 """Settings that have no effect with a fixed `alpha`."""
+
+
+ActorLoss: TypeAlias = Callable[[PyTree, Transition], tuple[Float[Array, ""], Aux]]
 
 
 @struct
@@ -210,7 +214,7 @@ class SoftActorAgent(ActorCriticAgent):
         if critics.target is not None:
             # Only the targets follow, which the steps of actor and α do not use.
             critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
-        actor_loss = partial(self.actor_loss, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
+        actor_loss = self.actor_loss_at(env_steps, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
 
         def train_actor(
             trained: tuple[NetworkCopies, Temperature], enabled: Bool[Array, ""]
@@ -230,6 +234,12 @@ class SoftActorAgent(ActorCriticAgent):
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
         return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
+
+    def actor_loss_at(
+        self, env_steps: StepCount, *, actor: Variables, critics: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
+    ) -> ActorLoss:
+        """The actor's loss of a gradient step at this time, of parameters and a batch; arguments as for `actor_loss`."""
+        return partial(self.actor_loss, actor=actor, critics=critics, alpha=alpha, key=key)
 
     def actor_loss(
         self,
@@ -279,15 +289,21 @@ class SoftActorAgent(ActorCriticAgent):
         Args:
             train: apply the actor in training mode, for its loss.
         """
-        dropout_key = jax.random.fold_in(key, DROPOUT) if train else None
-        seen = select_entries(self.views["actor"], obs)
-        (params, _), _, stats = self._actor.apply(actor, seen, train=train, key=dropout_key)
-        distribution = for_space(self.spec.action, params, mask, squash=True)
+        distribution, stats = self.action_distribution(actor, obs, mask, key, train=train)
         if not isinstance(distribution, Categorical):
             return ActionDraw(*distribution.sample_and_log_prob(seed=key), None), stats
         log_prob = distribution.log_probs()
         # Finite for actions that are not allowed: their probability 0 times -inf is NaN.
         return ActionDraw(None, jnp.where(jnp.isfinite(log_prob), log_prob, 0.0), jnp.exp(log_prob)), stats
+
+    def action_distribution(
+        self, actor: Variables, obs: PyTree, mask: Bool[Array, "B n"] | None, key: PRNGKeyArray, *, train: bool = False
+    ) -> tuple[Distribution, PyTree]:
+        """π(·|s), of Box actions in [-1, 1], and the actor's statistics; arguments as for `draw_actions`."""
+        dropout_key = jax.random.fold_in(key, DROPOUT) if train else None
+        seen = select_entries(self.views["actor"], obs)
+        (params, _), _, stats = self._actor.apply(actor, seen, train=train, key=dropout_key)
+        return for_space(self.spec.action, params, mask, squash=True), stats
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
         """The learning rate, and α."""
