@@ -87,13 +87,10 @@ class BC(OffPolicyAgent):
             check_flow("BC", "network", self._network, self.spec)
         self._check_together()
 
-    def check(self, num_envs: int, devices: int = 1) -> None:
-        """Reject environments, in which the network would clone its own actions.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA")
+    @property
+    def env_error(self) -> str:
+        """In an environment the network would clone its own actions."""
+        return "BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA"
 
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
         """The network."""

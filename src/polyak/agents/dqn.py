@@ -80,11 +80,10 @@ class DQN(MunchausenSettings, QAgent):
         check_sequences("DQN", self.network, self.replay, self.num_steps)
         self._check_together()
 
-    def check(self, num_envs: int, devices: int = 1) -> None:
-        """Check the replay, and that there are data where `margin` needs them; see `OffPolicyAgent.check`."""
-        super().check(num_envs, devices)
-        if self.margin is not None and not self.replay.has_data:
-            raise ValueError(NO_DEMONSTRATIONS)
+    @property
+    def env_error(self) -> str | None:
+        """`margin` is of demonstrations, and needs data beside the steps of the environment."""
+        return NO_DEMONSTRATIONS if self.margin is not None and not self.replay.has_data else None
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns `(q, value)`."""

@@ -145,6 +145,11 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """The recurrent state of one environment, for a replay of sequences; `()` without one."""
         return ()
 
+    @property
+    def env_error(self) -> str | None:
+        """The reason why the agent cannot learn from the steps of an environment; None if it can."""
+        return None
+
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state, with an empty replay."""
         env_steps, updates = StepCount.of(0), jnp.zeros((), jnp.uint32)
@@ -155,8 +160,11 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """Check that an update has an integer number of gradient steps, and that devices split replay and batches equally.
 
         Raises:
-            ValueError: the number is no integer, devices cannot split replay or batches, or the replay is too small.
+            ValueError: the number is no integer, devices cannot split replay or batches, the replay is too small, or the agent
+                cannot learn from an environment (`env_error`).
         """
+        if self.env_error is not None:
+            raise ValueError(self.env_error)
         self._count_gradient_steps(num_envs * devices)
         if self.batch_size % devices:
             raise ValueError(f"{type(self).__name__}: batch_size={self.batch_size} must be divisible by devices={devices}")
