@@ -25,11 +25,23 @@ def test_only_seeds_are_one_group_by_default(tmp_path):
     groups = group_runs(polyak.load_runs(tmp_path).records)
     # The other environment is a panel of its own, in which no setting differs.
     assert [(group.label, group.env, len(group.records)) for group in groups] == [
-        ("gamma=0.99", "jax/CartPole-v1", 2),
         ("gamma=0.9", "jax/CartPole-v1", 1),
+        ("gamma=0.99", "jax/CartPole-v1", 2),
         ("ppo", "jax/Acrobot-v1", 1),
     ]
-    assert dict(groups[1].settings) == {"gamma": 0.9}
+    assert dict(groups[0].settings) == {"gamma": 0.9}
+
+
+def test_groups_are_in_the_order_of_numbers(tmp_path):
+    """Not in that of names, in which 0.0003 is behind 0.01; texts stay in the order of the runs."""
+    settings = [(rate, kind) for kind in ("sgd", "adam", None) for rate in (0.001, 0.01, 0.0003, 1)]
+    for number, (rate, kind) in enumerate(settings):
+        write_run(tmp_path / f"{number:02d}", agent={"rate": rate, "kind": kind})
+    groups = group_runs(polyak.load_runs(tmp_path).records)
+    wanted = [(rate, kind) for rate in (0.0003, 0.001, 0.01, 1) for kind in ("sgd", "adam", None)]
+    assert [(group.settings["rate"], group.settings["kind"]) for group in groups] == wanted
+    by_kind = group_runs(polyak.load_runs(tmp_path).records, ["kind", "rate"])
+    assert [group.settings["rate"] for group in by_kind] == 3 * [0.0003, 0.001, 0.01, 1]
 
 
 def test_runs_are_grouped_by_chosen_settings(tmp_path):
@@ -45,7 +57,7 @@ def test_runs_are_grouped_by_chosen_settings(tmp_path):
     assert grouped(["algorithm"]) == {"ppo": 2, "dqn": 2}
     write_run(tmp_path / "4", agent={"gamma": 0.9 + 1e-12, "rate": 1})
     close = group_runs(polyak.load_runs(tmp_path).records, ["gamma"])
-    assert [len(group.records) for group in close] == [3, 1, 1], "equal texts are not equal values"
+    assert [len(group.records) for group in close] == [1, 3, 1], "equal texts are not equal values"
     with pytest.raises(ValueError, match=r"group_by: unknown setting 'gama'; did you mean 'gamma'"):
         grouped(["gama"])
 

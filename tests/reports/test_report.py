@@ -100,9 +100,9 @@ def test_several_runs_are_compared_by_the_interquartile_mean_of_their_groups(run
     page = write(runs, output=tmp_path / "a.html")
     charts = charts_of(page)
     lines = charts["1:rollout/ep_rew_mean"]["steps"]
-    assert [line["name"] for line in lines] == ["learning_rate=0.1", "learning_rate=0.01"]
-    np.testing.assert_allclose(lines[1]["y"], 2.0 * np.arange(1, 21) + 1.0, rtol=1e-6)
-    np.testing.assert_allclose(lines[1]["low"], lines[1]["y"] - 1.0, rtol=1e-6)
+    assert [line["name"] for line in lines] == ["learning_rate=0.01", "learning_rate=0.1"]
+    np.testing.assert_allclose(lines[0]["y"], 2.0 * np.arange(1, 21) + 1.0, rtol=1e-6)
+    np.testing.assert_allclose(lines[0]["low"], lines[0]["y"] - 1.0, rtol=1e-6)
     np.testing.assert_allclose(charts["1:rollout/ep_rew_mean"]["time"][0]["x"], 0.5 * np.arange(1, 21))
     text = text_of(page)
     assert "6 runs in 2 groups" in text and "learning_rate=0.01 learning_rate=0.1 1.00 [1.00, 1.00] 1.00 [1.00, 1.00]" in text

@@ -107,7 +107,7 @@ class Curves:
 
 
 def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) -> list[Group]:
-    """Group runs by environment and settings, in the order of the runs.
+    """Group runs by environment and settings, in the order of the runs; settings that are numbers are in their order.
 
     Args:
         records: the runs.
@@ -131,14 +131,25 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
         chosen = _settings_of(record, names[record.env, record.algorithm] if by is None else by)
         algorithm = record.algorithm if by is None else ""
         groups.setdefault((record.env, algorithm, repr(chosen)), []).append(record)
-    made = []
+    made, keys = [], []
+    first: dict[str, int] = {}
+
+    def rank(*parts: object) -> int:
+        return first.setdefault(repr(parts), len(first))
+
     for (env, algorithm, _), inside in groups.items():
         settings = _settings_of(inside[0], names[env, algorithm] if by is None else by)
         parts = [str(value) if name == "algorithm" else f"{name}={_text(value)}" for name, value in settings.items()]
         if by is None and (has_algorithms or not parts):
             parts.insert(0, algorithm)
         made.append(Group(", ".join(parts), env, settings, tuple(inside)))
-    return made
+        values = [(0, x) if _is_number(x) else (1, rank(env, algorithm, name, x)) for name, x in settings.items()]
+        keys.append((rank(env), rank(env, algorithm), values))
+    return [made[i] for i in sorted(range(len(made)), key=keys.__getitem__)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _settings_of(record: RunRecord, names: Sequence[str]) -> dict[str, object]:
