@@ -87,7 +87,8 @@ def test_wrong_values_are_one_error_and_write_nothing(flag, value, data, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("ppo", "PPO has no replay to learn from data"),
+        ("ppo", "polyak train: PPO has no replay to learn from data"),
+        ("ppo --data none.npz", "PPO has no replay to learn from data"),
         ("dnq", "unknown algorithm 'dnq'; did you mean 'dqn'"),
         ("", "an algorithm is missing"),
         ("dqn --env mine:Env", "--env must be left out with --data"),
@@ -102,10 +103,19 @@ def test_wrong_values_are_one_error_and_write_nothing(flag, value, data, tmp_pat
 def test_other_errors(arguments, message, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     try:
-        code = main(["train", *arguments.split(), "--data", str(data)])
+        code = main(["train", *arguments.split(), *([] if "--data" in arguments else ["--data", str(data)])])
     except SystemExit as error:
         code = error.code
     assert code == 2 and message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_a_flow_has_no_standard_deviation(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arrays = {"observations": np.zeros((4, 1)), "actions": np.zeros((4, 1)), "rewards": np.zeros(4), "terminations": np.ones(4)}
+    polyak.data.save(polyak.data.load(arrays), "box.npz")
+    assert main(["train", "bc", "--data", "box.npz", "--flow-steps", "5", "--log-std", "-1", "--run-dir", "run"]) == 2
+    wanted = "error: --log-std -1.0: the flow of --flow-steps has no standard deviation; remove one\n"
+    assert capsys.readouterr().err == wanted and not (tmp_path / "run").exists()
 
 
 def test_help_shows_the_flags(capsys):

@@ -12,7 +12,7 @@ from polyak.cli.replay_flags import ReplayFlags, changed_replay, flag_name
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, RecurrentNetwork
 from polyak.networks.critics import Critics
-from polyak.networks.feedforward import MLP, BuiltInNetwork, NatureCNN
+from polyak.networks.feedforward import MLP, BuiltInNetwork, NatureCNN, policy_settings
 from polyak.networks.heads import PolicyAndValue, PolicyOnly, QValues
 from polyak.networks.q_network import is_noisy
 from polyak.networks.recurrent import GRU, LSTM
@@ -87,6 +87,9 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
     if "log_std" in changes and getattr(fields.get("actor"), "std", None) == "fixed":
         raise UsageError(f"--log-std {changes['log_std']}: {algorithm} has no distribution; --exploration-noise sets its noise")
+    policy = policy_settings(fields.get("network"))
+    if "log_std" in changes and policy is not None and policy.std == "fixed":
+        raise UsageError(f"--log-std {changes['log_std']}: the flow of --flow-steps has no standard deviation; remove one")
     known = {name: _fields_by_flag(network) for name, network in networks.items()}
     unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from polyak.agents import AGENTS
+from polyak.agents import AGENTS, agent_class
 from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
 from polyak.cli.flags import UsageError, default_hint, fail, parse
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
@@ -105,7 +105,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
     from polyak.storage.checkpoint import CheckpointError
     from polyak.storage.config import ConfigError
     from polyak.storage.run_directory import RunError
-    from polyak.train.agent_data import load_data
+    from polyak.train.agent_data import check_class_learns_from_data, load_data
     from polyak.train.devices import choose_threads, dispatch_synchronously, start_jax
     from polyak.train.new_training import make_agent
     from polyak.train.offline import evaluation_envs, fit_to_data, prepare_offline, spec_for
@@ -117,6 +117,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
         check_seed("polyak train", "--seed", flags.seed)
         if env_id is None and (flags.eval_every or flags.eval_episodes):
             raise UsageError("--eval-every and --eval-episodes need ENV: polyak train ALGO ENV --data DATA")
+        check_class_learns_from_data("polyak train", agent_class(algorithm))
         dispatch_synchronously()
         episodes = EPISODES if env_id is not None and flags.eval_episodes is None else flags.eval_episodes
         with evaluation_envs(algorithm, env_id, episodes) as (env, source):

@@ -40,9 +40,21 @@ def check_learns_from_data(owner: str, agent: Any) -> None:
     """
     has_data_methods = isinstance(agent, LearnsOffline)
     if not has_data_methods:
-        raise ValueError(
-            f"{owner}: {type(agent).__name__} has no replay to learn from data; use an agent with one, such as IQL"
-        )
+        raise _without_replay(owner, type(agent))
+
+
+def check_class_learns_from_data(owner: str, agent_class: Any) -> None:
+    """Check that agents of a class have a replay, before there is one and before the data are loaded.
+
+    Raises:
+        ValueError: they have none.
+    """
+    if "replay" not in {field.name for field in dataclasses.fields(agent_class)}:
+        raise _without_replay(owner, agent_class)
+
+
+def _without_replay(owner: str, agent_class: Any) -> ValueError:
+    return ValueError(f"{owner}: {agent_class.__name__} has no replay to learn from data; use an agent with one, such as IQL")
 
 
 def with_room(agent: Any, data: DataSet) -> Any:

@@ -21,7 +21,7 @@ from polyak.loops.replay_memory import check_memory
 from polyak.runs import ENV_OPTIONS, MAX_EVALUATION_STEPS, OFFLINE, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.tracking.names import TrackerName
-from polyak.train.agent_data import check_learns_from_data, load_data, with_room
+from polyak.train.agent_data import check_class_learns_from_data, check_learns_from_data, load_data, with_room
 from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, known_class, make_agent, storable
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
@@ -141,7 +141,7 @@ def _spec_of(agent: Any, env: Env | HostEnv | None) -> EnvSpec | None:
         TypeError, ValueError: the algorithm is unknown, the agent has no replay, or its spec is not the environment's.
     """
     if isinstance(agent, str):
-        known_class(OWNER, agent)
+        check_class_learns_from_data(OWNER, known_class(OWNER, agent))
         return None if env is None else env.spec
     check_agent(OWNER, agent)
     check_learns_from_data(OWNER, agent)
