@@ -136,6 +136,15 @@ def test_the_rollout_is_in_the_agents_units_and_loses_no_transition_when_padded(
     assert len(data.rollout(num_steps=5).reward) == 5  # without padding, what is left is cut
 
 
+def test_one_stream_shares_its_observations_with_the_data(data):
+    rollout = data.rollout(pad=True)
+    assert np.shares_memory(rollout.time_steps.obs, data.obs) and not rollout.time_steps.obs.flags.writeable
+    copied = data.rollout(num_steps=5, pad=True)  # padded
+    assert len(copied.reward) > len(rollout.reward)
+    for x, y in zip(jax.tree.leaves(rollout), jax.tree.leaves(copied), strict=True):
+        np.testing.assert_array_equal(x, y[: len(x)])
+
+
 def test_transitions_of_a_replay_are_those_of_the_data(data):
     replay = polyak.UniformReplay(64)
     rollout = data.rollout(num_steps=10, pad=True)

@@ -224,10 +224,15 @@ class DataSet:
                 f"DataSet.rollout: each of num_envs={num_envs} needs num_steps={num_steps} transitions, the shortest has "
                 f"{max(0, min(map(len, streams)) - 1)}; use fewer environments"
             )
-        # The last row of a stream, which only resets, is repeated.
-        rows = np.stack([np.concatenate([x[: total + 1], np.full(max(0, total + 1 - len(x)), x[-1])]) for x in streams], axis=1)
         time_steps, actions = self._rows(self.spec if spec is None else spec)
-        time_steps, actions = jax.tree.map(lambda x: x[rows], (time_steps, actions))
+        if num_envs == 1 and total < len(streams[0]):
+            # A view: a copy of images would take as much memory as the data.
+            time_steps, actions = jax.tree.map(lambda x: x[: total + 1, None], (time_steps, actions))
+        else:
+            # The last row of a stream, which only resets, is repeated.
+            padded = [np.concatenate([x[: total + 1], np.full(max(0, total + 1 - len(x)), x[-1])]) for x in streams]
+            rows = np.stack(padded, axis=1)
+            time_steps, actions = jax.tree.map(lambda x: x[rows], (time_steps, actions))
         return Rollout(time_steps, jax.tree.map(lambda x: x[:-1], actions))
 
     def _rows(self, spec: EnvSpec) -> tuple[TimeStep, PyTree]:
