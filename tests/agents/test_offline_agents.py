@@ -304,6 +304,19 @@ def test_cql_clones_in_its_first_steps_alone():
         assert all(np.allclose(x, y, **NEAR) for x, y in same) is not is_cloning
 
 
+@pytest.mark.parametrize("obs", [OBS, Box(0, 255, (36, 36, 1), "uint8")])
+def test_the_samples_of_cql_have_the_values_of_one_action_after_another(obs):
+    spec = EnvSpec(obs, BOX.action)
+    agent = polyak.CQL(spec, polyak.Actor((5,)), polyak.Critics((5,)), replay=REPLAY)
+    critics = agent.init(KEY).copies.critics.online
+    rng = np.random.default_rng(0)
+    batch = jnp.asarray(rng.integers(0, 9, (4, *obs.shape)), obs.dtype)
+    actions, density = jnp.asarray(np.tanh(rng.normal(size=(6, 4, 2))), jnp.float32), jnp.asarray(rng.normal(size=(6, 4)))
+    q = jnp.stack([agent.q_values(critics, batch, action) for action in actions])
+    expected = jnp.log(jnp.mean(jnp.exp(q - density[..., None]), axis=0))
+    np.testing.assert_allclose(agent.log_mean_exp(critics, batch, actions, density), expected, **NEAR)
+
+
 @pytest.mark.parametrize(("target_gap", "sign"), [(-100.0, 1), (100.0, -1)])
 def test_a_learned_weight_of_cql_grows_while_the_gap_is_larger_than_its_target(target_gap, sign):
     learned = small_cql(target_gap=target_gap, cql_weight=2.0, cql_learning_rate=0.01)

@@ -17,6 +17,7 @@ from polyak.core.struct import check_settings, choice, integer, number, setting,
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, check_critics, check_unit_actions, critic_terms
 from polyak.networks.critics import Critics
+from polyak.networks.layers import has_images
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
@@ -241,8 +242,17 @@ class CQL(TargetSettings, SoftActorAgent):
         self, critics: Variables, obs: PyTree, actions: PyTree, log_density: Float[Array, "K B"]
     ) -> Float[Array, "B N"]:
         """The estimate log 1/K Σ_k exp(Q_i(s, a_k) - log μ(a_k)) of log ∫ exp Q_i(s, a) da, for each critic."""
-        q = jax.vmap(lambda action: self.q_values(critics, obs, action))(actions)
+        q = self._q_of_samples(critics, obs, actions)
         return jax.nn.logsumexp(q - log_density[..., None], axis=0) - np.log(len(log_density))
+
+    def _q_of_samples(self, critics: Variables, obs: PyTree, actions: PyTree) -> Float[Array, "K B N"]:
+        """Q_i(s, a_k), as K B rows of one product, which is faster on a CPU than K products; images are encoded only once."""
+        if has_images(self.spec_of("critic").obs):
+            return jax.vmap(lambda action: self.q_values(critics, obs, action))(actions)
+        shape = jax.tree.leaves(actions)[0].shape[:2]
+        repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (shape[0], *x.shape)), obs)
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (repeated, actions))
+        return self.q_values(critics, *rows).reshape(*shape, -1)
 
     def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
         """The minimum of the critics."""
