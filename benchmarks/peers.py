@@ -27,6 +27,7 @@ FIRST = {
     "rejax": None,
     "tf_agents": None,
     "rliable": None,
+    "d3rlpy": "torch==2.13.0",
 }
 # What has had no release for younger Pythons.
 NEEDS = {"tf_agents": "python3.11"}
