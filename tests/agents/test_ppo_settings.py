@@ -44,6 +44,7 @@ WRONG = {
     "vf_coef": [-0.1, NAN, "1"],
     "max_grad_norm": [0.0, -1.0, NAN, INF],
     "target_kl": [0.0, -1.0, NAN, "0.1"],
+    "adam_b1": [-0.1, 1.0, NAN, None],
     "adam_eps": [0.0, -1e-5, NAN, None],
     "normalize_advantage": [True, "yes", 0],
     "normalize_obs": [0, "no"],

@@ -41,6 +41,7 @@ WRONG = {
     "num_atoms": (1, *NO_COUNT),
     "n_step": (0, 1_001, *NO_COUNT),
     "learning_starts": (2**31 + 1, *NO_COUNT),
+    "adam_b1": (-0.1, 1.0, *NO_NUMBER),
     **dict.fromkeys(("adam_eps", "rms_eps", "max_grad_norm", "max_dqda", "clip_obs", "clip_reward"), NOT_POSITIVE),
     **dict.fromkeys(("clip_range_vf", "clip_log_prob", "rho_clip", "target_kl"), NOT_POSITIVE),
     **dict.fromkeys(("kl_beta", "kl_target", "kl_cutoff_coef", "kl_cutoff_factor"), NOT_POSITIVE),
@@ -132,4 +133,4 @@ def test_defaults_discount_and_keep_a_target_that_differs_from_the_online_networ
         assert 0.9 <= used["gamma"] < 1
         if "tau" in used:
             assert 0 < used["tau"] <= 1 <= used["target_period"] and (used["tau"] < 1 or used["target_period"] > 1)
-        assert ("tau" in used) == ("target_period" in used) == ("replay" in used and algorithm != "bc")
+        assert ("tau" in used) == ("target_period" in used) == ("replay" in used and algorithm not in ("bc", "crossq"))

@@ -108,6 +108,7 @@ OUT_OF_RANGE = {
     "histograms": ("1",),
     "sde-sample-freq": NOT_POSITIVE,
     "squash": ("1",),
+    "adam-b1": NOT_A_SHARE,
     "adam-eps": ZERO_TOO,
     "max-skipped-updates": NOT_POSITIVE,
     "ema-tau": NOT_A_SHARE,

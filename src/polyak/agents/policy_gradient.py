@@ -355,5 +355,5 @@ class PolicyGradientAgent(OnPolicyAgent):
     def _check_together(self) -> None:
         super()._check_together()
         if self.optimizer is None:
-            unused = ("adam_eps",) if self.optimizer_name == "rmsprop" else ("rms_decay", "rms_eps")
+            unused = ("adam_b1", "adam_eps") if self.optimizer_name == "rmsprop" else ("rms_decay", "rms_eps")
             check_unset(self, unused, f"has no effect with optimizer_name={self.optimizer_name!r}")

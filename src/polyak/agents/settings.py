@@ -26,12 +26,14 @@ class AdamSettings:
     Attributes:
         learning_rate: learning rate of Adam, a number or a schedule such as `Linear`.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
+        adam_b1: Adam's β₁, the decay of the mean of the gradients.
         adam_eps: Adam's ε.
-        optimizer: any `optax.GradientTransformation`; replaces Adam, `learning_rate`, `adam_eps` and `max_grad_norm`.
+        optimizer: any `optax.GradientTransformation`; replaces Adam and its settings, which are those above.
     """
 
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
+    adam_b1: float = number(default=0.9, at_least=0, at_most=0.9999, static=True)
     adam_eps: Scalar = number(default=1e-8, above=0)
     optimizer: optax.GradientTransformation | None = static(default=None)
 
@@ -44,7 +46,7 @@ class AdamSettings:
         if self.optimizer is not None:
             return self.optimizer
         schedule = self.learning_rate if learning_rate is None else learning_rate
-        return adam(schedule, env_steps, eps=self.adam_eps, max_grad_norm=self.max_grad_norm)
+        return adam(schedule, env_steps, b1=self.adam_b1, eps=self.adam_eps, max_grad_norm=self.max_grad_norm)
 
     def check_optimizer(self) -> None:
         """Check the setting `optimizer`; with it, the settings of Adam have no effect and must be left out.

@@ -39,7 +39,7 @@ QUANTITIES = ("obs", "reward", "value", "log_prob", "loss", "gradient", "statist
 gradient, a network's statistics, the parameters and optimizer state after the step; finally the actions in a replay's data.
 Saved states store a quantity's number, so append new quantities."""
 
-ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_eps", "max_grad_norm")
+ADAM_SETTINGS = ("learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_b1", "adam_eps", "max_grad_norm")
 """Settings of Adam, which have no effect with an `optimizer`."""
 
 RMSPROP_SETTINGS = ("optimizer_name", "rms_decay", "rms_eps")
@@ -295,7 +295,7 @@ def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
 
 
 def adam(
-    learning_rate: Schedule, env_steps: Count = 0, *, eps: Scalar, max_grad_norm: Scalar | None
+    learning_rate: Schedule, env_steps: Count = 0, *, b1: float, eps: Scalar, max_grad_norm: Scalar | None
 ) -> optax.GradientTransformation:
     """Adam after clipping by the global norm, on the parameters as one vector.
 
@@ -306,13 +306,14 @@ def adam(
     Args:
         learning_rate: lr; the state does not hold it.
         env_steps: the argument of a schedule; it may be traced.
+        b1: β₁, the decay of the mean of the gradients; β₂ is 0.999.
         eps: ε, added after the bias correction (1e-5 is PPO's custom, 1e-8 Optax's default).
         max_grad_norm: the gradient is scaled down to this Euclidean norm; None leaves it as it is.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
     """
     clip = optax.identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm)
-    return on_vector(optax.chain(clip, optax.scale_by_adam(eps=eps), descend(learning_rate, env_steps)))
+    return on_vector(optax.chain(clip, optax.scale_by_adam(b1=b1, eps=eps), descend(learning_rate, env_steps)))
 
 
 def rmsprop(
