@@ -9,6 +9,7 @@ import tyro
 from polyak.cli.flags import UsageError, default_hint, hide
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
+Norm: TypeAlias = Literal["layer", "batch", "batch_renorm"]
 
 NETWORK_DEFAULT = "the preset's, else chosen from the spaces"
 
@@ -35,9 +36,9 @@ class NetworkFlags:
     value_activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
     """activation function of the critic, if it differs from the actor's"""
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
-    """number of critics of SAC, TD3 and TQC"""
-    norm: Annotated[Literal["layer", "batch"] | None, default_hint("the preset's, else the agent's", "{layer,batch}")] = None
-    """normalize the outputs of the dense layers before the activation; batch needs critics"""
+    """number of critics of SAC, TD3, TQC and CrossQ"""
+    norm: Annotated[Norm | None, default_hint("the preset's, else the agent's", "{layer,batch,batch_renorm}")] = None
+    """normalize the dense layers, of an actor and critics those of the critics; batch and batch_renorm need critics"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None

@@ -10,11 +10,12 @@ from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.heads import PolicySettings, Std
 from polyak.networks.layers import ACTIVATIONS, Activation, DenseSettings, Torso, set_widths
+from polyak.networks.normalization import NormalizedTorso, NormSettings
 from polyak.networks.policy_head import LOG_STD_RANGE, PolicyHead
 
 
 @struct(kw_only=True)
-class Actor(PolicySettings):
+class Actor(NormSettings, PolicySettings):
     """Settings of the built-in network of an actor; its output is `(action_params, None)`, since it has no value.
 
     Images pass through the three convolutions of `NatureCNN`; everything else is flattened.
@@ -34,7 +35,8 @@ class Actor(PolicySettings):
         ValueError: when an agent is built, for means to be squashed without a Box or into bounds that are not finite, and for
             `"sde"` with an action that is no Box.
 
-    Source: Raffin et al. 2020, arXiv:2005.05719 (state-dependent exploration).
+    Source: Raffin et al. 2020, arXiv:2005.05719 (state-dependent exploration); Ioffe 2017, arXiv:1702.03275 (batch
+    renormalization).
     """
 
     hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
@@ -52,7 +54,7 @@ class Actor(PolicySettings):
     @property
     def dense(self) -> DenseSettings:
         """The settings of the dense layers."""
-        return DenseSettings(self.hidden, self.activation, self.orthogonal)
+        return DenseSettings(self.hidden, self.activation, self.orthogonal, self.norm)
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
@@ -78,7 +80,8 @@ class _ActorModule(nnx.Module):
 
     def __init__(self, settings: Actor, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.action, self.clip_mean = spec.action, settings.clip_mean
-        self.actor = Torso(settings.dense, spec, rngs)
+        dense = settings.dense
+        self.actor = NormalizedTorso(dense, settings, spec, rngs) if settings.norm else Torso(dense, spec, rngs)
         self.policy = PolicyHead(self.actor.dense.features, settings, spec, rngs, orthogonal=settings.orthogonal)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, None]:

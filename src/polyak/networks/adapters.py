@@ -43,7 +43,10 @@ def warn_of_training_layers(owner: str, network: Network, variables: Variables) 
         halves = [(half, network.variables_of(name, variables)) for name, (half, _) in network.parts.items()]
     layers = []
     for half, arrays in halves:
-        layers += half.training_layers(arrays) if isinstance(half, FlaxNNX | FlaxLinen | Equinox) else []
+        if isinstance(half, FlaxNNX | FlaxLinen | Equinox):
+            layers += half.training_layers(arrays)
+        elif has_batch_statistics(arrays):
+            layers.append(repr(half))
     if layers:
         warnings.warn(
             f"{owner}: the network is always in evaluation mode, where dropout is off and batch normalization has its initial "
@@ -83,10 +86,7 @@ class FlaxNNX:
     ) -> tuple[PyTree, PyTree, PyTree]:
         """`(out, carry, stats)` for obs leaves `[B, ...]`; with `train`, dropout is on and statistics advance."""
         module = nnx.merge(variables.graph, variables.params, variables.stats)
-        if train:
-            module.train()
-        else:
-            module.eval()
+        (module.train if train else module.eval)()
         if key is None:
             out = module(obs)
         else:
@@ -206,9 +206,8 @@ class Equinox:
         import equinox as eqx
 
         _, _, fixed, fixed_structure = variables.graph
-        nodes = jax.tree.leaves(
-            jax.tree.unflatten(fixed_structure, fixed), is_leaf=lambda node: isinstance(node, eqx.nn.Dropout)
-        )
+        module = jax.tree.unflatten(fixed_structure, fixed)
+        nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.Dropout))
         return ["Dropout" for node in nodes if isinstance(node, eqx.nn.Dropout)]
 
 
@@ -223,5 +222,4 @@ def _describe(value: Any) -> str:
 def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
     """Graph definition, trained parameters, everything else."""
     parts: Any = nnx.split(module, nnx.Param, ...)
-    graph, params, stats = parts
-    return graph, params, stats
+    return parts[0], parts[1], parts[2]

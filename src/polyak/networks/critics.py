@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,11 @@ from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.initializers import constant, uniform
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size, set_widths
+from polyak.networks.normalization import BatchRenorm, NormSettings
 
 
 @struct(kw_only=True)
-class Critics:
+class Critics(NormSettings):
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
     `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
@@ -29,9 +29,7 @@ class Critics:
         hidden: widths of the dense layers.
         activation: activation after each dense layer.
         num_critics: N.
-        norm: normalization before each activation, `"layer"` or `"batch"`; None disables it. Batch normalization uses the mean
-            and variance of the batch in the critics' loss, and the running mean and variance elsewhere.
-        dropout: probability with which a unit is dropped while training, before the normalization.
+        dropout: probability with which a unit is dropped while training, after the linear layer.
         num_quantiles: M, number of quantiles of the return; None returns the mean. `TQC` sets it.
 
     Raises:
@@ -39,13 +37,13 @@ class Critics:
         ValueError: when an agent is built, for actions that are neither Discrete nor of Boxes.
 
     Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and layer
-    normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization).
+    normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization); Ioffe 2017, arXiv:1702.03275 (batch
+    renormalization).
     """
 
     hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
     activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
     num_critics: int = integer(default=2)
-    norm: Literal["layer", "batch"] | None = choice(default=None, choices=("layer", "batch", None))
     dropout: float = number(default=0.0, at_least=0, at_most=0.99, static=True)
     num_quantiles: int | None = integer(default=None, optional=True)
 
@@ -82,7 +80,9 @@ class _CriticsModule(nnx.Module):
         self.encoder = Encoder(spec.obs, rngs)
         inputs = encoded_size(self.encoder, spec) + sum(math.prod(leaf.shape) for _, leaf in boxes)
         self.layers = nnx.List([_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))])
-        self.head = _Products(settings.num_critics, (inputs, *settings.hidden)[-1], outputs or 1, rngs)
+        features = (inputs, *settings.hidden)[-1]
+        self.last_norm = _make_norm(settings, features, rngs) if settings.norm_before == "linear" else None
+        self.head = _Products(settings.num_critics, features, outputs or 1, rngs)
         self.num_critics = settings.num_critics
         self.has_outputs = outputs is not None
 
@@ -94,7 +94,7 @@ class _CriticsModule(nnx.Module):
         x = jnp.broadcast_to(row, (self.num_critics, *row.shape))
         for layer in self.layers:
             x = layer(x)
-        q = jnp.moveaxis(self.head(x), 0, 1)
+        q = jnp.moveaxis(self.head(x if self.last_norm is None else self.last_norm(x)), 0, 1)
         return q if self.has_outputs else q[..., 0], None
 
 
@@ -112,21 +112,35 @@ class _Products(nnx.Module):
 
 
 class _Layers(nnx.Module):
-    """A linear layer of each critic, followed by dropout, normalization and activation."""
+    """A linear layer of each critic, dropout and activation, with the normalization in its place."""
 
     def __init__(self, inputs: int, outputs: int, settings: Critics, rngs: nnx.Rngs) -> None:
         self.linear = _Products(settings.num_critics, inputs, outputs, rngs)
         self.dropout = nnx.Dropout(settings.dropout, rngs=rngs) if settings.dropout > 0 else None
-        norms = {"layer": _LayerNorm, "batch": _BatchNorm}
-        self.norm = norms[settings.norm](settings.num_critics, outputs, rngs) if settings.norm else None
+        self.norm_before = settings.norm_before
+        self.norm = _make_norm(settings, inputs if self.norm_before == "linear" else outputs, rngs)
         self.activation = settings.activation
 
     def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
         """The activations."""
-        x = self.linear(x)
+        x = self.linear(self.norm(x) if self.norm is not None and self.norm_before == "linear" else x)
         if self.dropout is not None:
             x = self.dropout(x)
-        return ACTIVATIONS[self.activation](x if self.norm is None else self.norm(x))
+        x = self.norm(x) if self.norm is not None and self.norm_before == "activation" else x
+        return ACTIVATIONS[self.activation](x)
+
+
+def _make_norm(settings: Critics, features: int, rngs: nnx.Rngs) -> "_LayerNorm | _BatchNorm | BatchRenorm | None":
+    """The normalization of this number of features of each critic."""
+    match settings.norm:
+        case "layer":
+            return _LayerNorm(settings.num_critics, features, rngs)
+        case "batch":
+            return _BatchNorm(settings.num_critics, features, rngs)
+        case "batch_renorm":
+            return BatchRenorm((settings.num_critics, 1, features), settings.renorm_warmup)
+        case None:
+            return None
 
 
 class _LayerNorm(nnx.Module):

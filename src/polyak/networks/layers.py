@@ -73,14 +73,15 @@ class DenseSettings:
         hidden: widths of the layers.
         activation: activation after each layer.
         orthogonal: orthogonal weights with gain √2 and biases 0; else as PyTorch's.
-        norm: `"layer"` normalizes the outputs of each layer before its activation; None does not.
+        norm: `"layer"` normalizes the outputs of each layer before its activation; None does not. Others are those of
+            `NormalizedDense`.
         noisy: use `NoisyLayer`s, also in the head.
     """
 
     hidden: tuple[int, ...]
     activation: Activation
     orthogonal: bool
-    norm: Literal["layer"] | None = None
+    norm: Literal["layer", "batch", "batch_renorm"] | None = None
     noisy: bool = False
 
 

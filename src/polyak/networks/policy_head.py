@@ -71,6 +71,7 @@ class SDE:
 def sde_of(variables: Variables, obs: PyTree) -> SDE:
     """Features and σ of a built-in network with `std="sde"`; in one program with `apply`, XLA computes its layers once."""
     module = nnx.merge(variables.graph, variables.params, variables.stats)
+    module.eval()
     sde: SDE = module.policy.sde(module.actor(obs))
     return sde
 
