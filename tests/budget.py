@@ -22,6 +22,7 @@ LONGER = {
     "tests/agents/test_actor_critics.py": _EVERY_AGENT,
     "tests/agents/test_actor_critics_tf_agents.py": _EVERY_AGENT,
     "tests/agents/test_combined_actions.py": _EVERY_AGENT,
+    "tests/agents/test_crossq.py": _TRAININGS,
     "tests/agents/test_dqn.py": _TRAININGS,
     "tests/agents/test_dqn_prioritized.py": _TRAININGS,
     "tests/agents/test_dqn_recurrent.py": _TRAININGS,

@@ -94,6 +94,21 @@ MUTATIONS = (
         ("agents/test_actor_critics.py::test_a_subset_of_critics_is_drawn_for_each_target",),
     ),
     Mutation(
+        "agents/crossq.py",
+        "jnp.min(next_q, axis=1) - alpha * draw.log_prob",
+        "jnp.mean(next_q, axis=1) - alpha * draw.log_prob",
+        ("agents/test_crossq.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
+    ),
+    Mutation(
+        "networks/normalization.py",
+        "r, d = jax.lax.stop_gradient((r, d))",
+        "r, d = (r, d)",
+        (
+            "networks/test_normalization.py",
+            "agents/test_crossq.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",
+        ),
+    ),
+    Mutation(
         "agents/tqc.py",
         "pool[:, : pool.shape[1] - quantiles.shape[1] * self.dropped_quantiles]",
         "pool[:, quantiles.shape[1] * self.dropped_quantiles :]",

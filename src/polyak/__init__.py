@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from polyak.agents.bc import BC as BC
     from polyak.agents.c51 import C51 as C51
     from polyak.agents.cql import CQL as CQL
+    from polyak.agents.crossq import CrossQ as CrossQ
     from polyak.agents.ddpg import DDPG as DDPG
     from polyak.agents.dqn import DQN as DQN
     from polyak.agents.fql import FQL as FQL
@@ -86,6 +87,7 @@ _MODULES = {
     "agents.bc": ("BC",),
     "agents.c51": ("C51",),
     "agents.cql": ("CQL",),
+    "agents.crossq": ("CrossQ",),
     "agents.ddpg": ("DDPG",),
     "agents.dqn": ("DQN",),
     "agents.fql": ("FQL",),

@@ -17,6 +17,7 @@ REPLAY = (
         "bc",
         "c51",
         "cql",
+        "crossq",
         "ddpg",
         "discrete_cql",
         "dqn",

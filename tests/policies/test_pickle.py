@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polyak.agents.c51 import C51
+from polyak.agents.crossq import CrossQ
 from polyak.agents.dqn import DQN
 from polyak.agents.iqn import IQN
 from polyak.agents.ppo import PPO
@@ -25,6 +26,7 @@ from polyak.replay import SequenceReplay, UniformReplay
 OBS, ACTIONS, FORCES = Box(-1.0, 1.0, (4,)), Discrete(3), Box(-1.0, 1.0, (2,))
 IMAGES = Box(0, 255, (84, 84, 4), dtype="uint8")
 CONTINUOUS = {"actor": Actor((8,)), "critics": Critics((8,)), "replay": UniformReplay(100)}
+NORMALIZED = {"actor": Actor((8,), norm="batch_renorm"), "critics": Critics((8,), norm="batch_renorm")}
 AGENTS = {
     "ppo": lambda: PPO(EnvSpec(OBS, ACTIONS), network=MLP((8,), activation="tanh")),
     "ppo with images": lambda: PPO(EnvSpec(IMAGES, ACTIONS), network=NatureCNN((8,))),
@@ -37,6 +39,7 @@ AGENTS = {
     "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
+    "crossq": lambda: CrossQ(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
     "tqc": lambda: TQC(EnvSpec(OBS, FORCES), **CONTINUOUS),
 }
 

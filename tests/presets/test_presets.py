@@ -186,7 +186,7 @@ def test_changed_settings_take_the_place_of_the_presets():
 
 def test_presets_and_agents_have_the_same_settings_of_a_learned_alpha():
     assert LEARNED_ALPHA_SETTINGS == soft_actor.LEARNED_ALPHA_SETTINGS
-    assert set(LEARNED_ALPHA_SETTINGS) <= set(polyak.SAC.__dataclass_fields__) & set(polyak.TQC.__dataclass_fields__)
+    assert set(LEARNED_ALPHA_SETTINGS) <= set(polyak.SAC.__dataclass_fields__) & set(polyak.CrossQ.__dataclass_fields__)
 
 
 def test_fixed_alpha_leaves_out_the_presets_settings_of_a_learned_one():

@@ -10,6 +10,7 @@ AGENTS = {
     "bc": "polyak.agents.bc:BC",
     "c51": "polyak.agents.c51:C51",
     "cql": "polyak.agents.cql:CQL",
+    "crossq": "polyak.agents.crossq:CrossQ",
     "ddpg": "polyak.agents.ddpg:DDPG",
     "dqn": "polyak.agents.dqn:DQN",
     # After "dqn", the name of the class: discrete CQL is DQN with the setting of presets/discrete_cql.py.

@@ -1,4 +1,4 @@
-"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC and CQL."""
+"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC, CQL and CrossQ."""
 
 import abc
 import dataclasses

@@ -58,6 +58,8 @@ SPACES: Mapping[str, Space] = {
     "a3c": SHORT_ROLLOUTS,
     # Bellemare et al. 2017, figure 3.
     "c51": {**Q_LEARNING, "num_atoms": [5, 11, 21, 51, 101]},
+    # It has no targets.
+    "crossq": {name: values for name, values in ACTOR_CRITIC.items() if name != "tau"} | {"policy_delay": [1, 2, 3]},
     "ddpg": {**NOISY, "exploration": ["ou", "gaussian"]},
     "dqn": Q_LEARNING,
     "impala": {**SHORT_ROLLOUTS, "rho_clip": [1.0, 2.0, 4.0]},
