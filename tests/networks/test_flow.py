@@ -3,11 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import polyak
 from polyak.core.spaces import Box, Dict, EnvSpec
-from polyak.networks.flow import from_unit, integrate, noise_spec, to_unit
+from polyak.networks.flow import integrate, noise_spec
 
 KEY = jax.random.key(0)
 TREE = Dict({"a": Box([-1.0] * 2, [1.0] * 2), "b": Box(-2.0, 4.0, (1, 2))})
@@ -41,25 +40,3 @@ def test_the_flow_is_the_sum_of_eulers_steps():
         a, b = a + v[:, :2] / 3, b + v[:, 2:].reshape(4, 1, 2) / 3
     np.testing.assert_allclose(got["a"], a, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got["b"], b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "action", "unit"),
-    [
-        ([-2.0, 0.0], [4.0, 1.0], [4.0, 0.25], [1.0, -0.5]),
-        ([2.0, 0.0], [2.0, 10.0], [2.0, 5.0], [0.0, 0.0]),
-        ([-3e38, -3e38], [3e38, 3e38], [1.5e38, 0.0], [0.5, 0.0]),
-    ],
-)
-def test_bounds_are_scaled_to_the_unit_box_and_back(low, high, action, unit):
-    spec = EnvSpec(Box([0.0], [1.0]), Box(low, high))
-    rows = jnp.asarray([action], jnp.float32)
-    np.testing.assert_allclose(to_unit(spec, rows), [unit], rtol=1e-6)
-    np.testing.assert_allclose(from_unit(spec, to_unit(spec, rows)), rows, rtol=1e-6)
-
-
-def test_actions_beyond_the_bounds_are_clipped():
-    spec = EnvSpec(Box([0.0], [1.0]), Box([-2.0, 0.0], [4.0, 5.0]))
-    np.testing.assert_allclose(from_unit(spec, jnp.array([[-1.5, -2.0], [2.0, 0.2]])), [[-2.0, 0.0], [4.0, 3.0]])
-    rescaled = EnvSpec(Box([0.0], [1.0]), Box([-2.0], [4.0]), action_scaling="rescale")
-    np.testing.assert_allclose(from_unit(rescaled, jnp.array([[0.5], [2.0]])), [[0.5], [1.0]])

@@ -15,8 +15,9 @@ from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.learning.actor_critic_updates import check_actor
 from polyak.learning.flow_matching import flow_error
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
+from polyak.networks.action_units import to_unit
 from polyak.networks.feedforward import MLP, complete
-from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, noise_spec, to_unit
+from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, noise_spec
 from polyak.networks.heads import PolicyOnly
 from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
 from polyak.ops.distributions import for_space

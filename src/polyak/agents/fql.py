@@ -16,13 +16,13 @@ from polyak.core.struct import check_settings, choice, integer, number, static, 
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_critics, critic_terms, feedforward_or_default, join_logs
 from polyak.learning.flow_matching import flow_error
+from polyak.networks.action_units import from_unit
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.networks.flow import (
     MAX_FLOW_STEPS,
     apply_to_noise,
     check_flow,
-    from_unit,
     integrate,
     noise_spec,
     sample_noise,

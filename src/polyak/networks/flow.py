@@ -9,13 +9,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from polyak.core.spaces import Box, Dict, EnvSpec, Space, Tuple, in_action, leaf_spaces, map_space
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.actor import Actor
 from polyak.networks.feedforward import policy_settings
-from polyak.networks.policy_head import range_of_means
 
 MAX_FLOW_STEPS = 100
 """Steps are unrolled in the program, so that it can be exported and convolutions of the observation are computed once."""
@@ -88,27 +87,6 @@ def integrate(network: Network, variables: Variables, spec: EnvSpec, obs: PyTree
         velocity, _ = apply_to_noise(network, variables, spec, (obs, x, time))
         x = jax.tree.map(lambda x, v: x + v / num_steps, x, velocity)
     return x
-
-
-def to_unit(spec: EnvSpec, action: PyTree) -> PyTree:
-    """Actions with the bounds scaled to [-1, 1]."""
-
-    def scale(leaf: Box, a: Array) -> Array:
-        middle, half_range = range_of_means(spec, leaf)
-        return (a - middle) / np.where(half_range > 0, half_range, np.float32(1))
-
-    return map_space(scale, spec.action, action)
-
-
-def from_unit(spec: EnvSpec, x: PyTree) -> PyTree:
-    """The inverse of `to_unit`, clipped to the bounds of the action."""
-
-    def scale(leaf: Box, x: Array) -> Array:
-        middle, half_range = range_of_means(spec, leaf)
-        low, high = (bound[None] for bound in spec.action_bounds(leaf))
-        return jnp.clip(middle + half_range * x, low, high)
-
-    return map_space(scale, spec.action, x)
 
 
 def _noise_space(action: Space) -> Space:

@@ -8,7 +8,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.spaces import EnvSpec, leaf_spaces, select, unflatten
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, TimeStep, Variables
-from polyak.networks.flow import apply_to_noise, from_unit, integrate, sample_noise
+from polyak.networks.action_units import from_unit
+from polyak.networks.flow import apply_to_noise, integrate, sample_noise
 from polyak.ops.losses import mean_square
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.predict import NumPyMethods
