@@ -10,10 +10,10 @@ import numpy.typing as npt
 from polyak.core.space_check import describe
 from polyak.core.spaces import EnvSpec, Space, map_space
 from polyak.core.types import PyTree
-from polyak.data.content import check_no_masks, infer_spec, new_data_set, read_action, read_obs, read_reward
+from polyak.data.content import check_no_masks, infer_spec, new_data_set, read_action, read_log_prob, read_obs, read_reward
 from polyak.data.data_set import DataSet
 
-OBS, ACTION, REWARD = "observations", "actions", "rewards"
+OBS, ACTION, REWARD, LOG_PROB = "observations", "actions", "rewards", "log_probs"
 TERMINATED, TRUNCATED, DONE = ("terminations", "terminals"), ("truncations", "timeouts"), ("dones",)
 NEXT, FINAL = "next_observations", "final_observations"
 
@@ -29,6 +29,7 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
             `next_observations` (one for each step) or `final_observations` (one for each episode). Without either, the last
             step of an episode that did not terminate only gives the final observation of the step before. Where
             `next_observations` differs from the next row of `observations`, the episode was cut short.
+            `log_probs` may be missing.
         spec: the environment's spaces; None infers them from the arrays.
         name: the source.
 
@@ -42,6 +43,7 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
     obs = read_obs(f"{owner}: {OBS}", used, values[OBS], count)
     action = read_action(f"{owner}: {ACTION}", used, values[ACTION], count)
     reward = read_reward(f"{owner}: {REWARD}", values[REWARD], count)
+    log_prob = read_log_prob(f"{owner}: {LOG_PROB}", used, values[LOG_PROB], count) if LOG_PROB in values else None
     following = read_obs(f"{owner}: {NEXT}", used, values[NEXT], count) if NEXT in values else None
     if following is not None:
         truncated = truncated | (_jumps(obs, following) & ~terminated)
@@ -74,6 +76,7 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
         terminated=terminated[last],
         name=name,
         has_spaces=spec is not None,
+        log_prob=None if log_prob is None else log_prob[keep],
     )
 
 
@@ -98,11 +101,11 @@ def _required(owner: str, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], in
             raise ValueError(f"{owner}: {key} must be given, got {sorted(arrays)}")
     _only(owner, arrays, (NEXT, FINAL))
     values = {key: _numbers(f"{owner}: {key}", arrays[key]) for key in (OBS, ACTION, NEXT, FINAL) if key in arrays}
-    values[REWARD] = _vector(f"{owner}: {REWARD}", arrays[REWARD])
+    values |= {key: _vector(f"{owner}: {key}", arrays[key]) for key in (REWARD, LOG_PROB) if key in arrays}
     count = len(values[REWARD])
     if not count:
         raise ValueError(f"{owner}: there is no step")
-    for key in (OBS, ACTION, NEXT):
+    for key in (OBS, ACTION, NEXT, LOG_PROB):
         _check_rows(f"{owner}: {key}", values.get(key), count, REWARD)
     return values, count
 

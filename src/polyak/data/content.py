@@ -67,8 +67,9 @@ def new_data_set(
     terminated: npt.NDArray[np.bool_],
     name: str,
     has_spaces: bool = True,
+    log_prob: npt.NDArray[Any] | None = None,
 ) -> DataSet:
-    """The data set of values that `read_obs`, `read_action` and `read_reward` have checked, in the dtypes of the spaces."""
+    """The data set of values that `read_obs` and its like have checked, in the dtypes of the spaces."""
     return DataSet(
         spec=dataclasses.replace(spec, action_scaling="clip"),
         obs=map_space(lambda leaf, x: np.asarray(x, leaf.dtype), spec.obs, obs),
@@ -78,6 +79,7 @@ def new_data_set(
         terminated=np.array(terminated, bool),
         name=name,
         has_spaces=has_spaces,
+        log_prob=None if log_prob is None else np.asarray(log_prob, np.float32),
     )
 
 
@@ -109,6 +111,14 @@ def read_reward(name: str, value: Any, length: int) -> npt.NDArray[Any]:
     """Rewards, see `read_obs`."""
     (reward,) = _read_arrays(name, (ArraySpec((), (), np.dtype(np.float32), -FLOAT32_MAX, FLOAT32_MAX),), value, length)
     return reward
+
+
+def read_log_prob(name: str, spec: EnvSpec, value: Any, length: int) -> npt.NDArray[Any]:
+    """Log-probabilities, see `read_obs`; at most 0 unless they are densities of a Box."""
+    is_density = any(isinstance(leaf, Box) for _, leaf in leaf_keys(spec.action))
+    high = FLOAT32_MAX if is_density else 0.0
+    (log_prob,) = _read_arrays(name, (ArraySpec((), (), np.dtype(np.float32), -FLOAT32_MAX, high),), value, length)
+    return log_prob
 
 
 def _read_arrays(name: str, specs: Sequence[ArraySpec], value: Any, length: int) -> list[npt.NDArray[Any]]:
@@ -163,8 +173,9 @@ def check_spaces(owner: str, data: DataSet, spec: EnvSpec) -> DataSet:
     Raises:
         TypeError, ValueError: the data are of another environment; the message has the first difference.
     """
-    return create_data_set(
-        f"{owner}: the data set {data.name!r}",
+    source = f"{owner}: the data set {data.name!r}"
+    checked = create_data_set(
+        source,
         same_spaces(owner, data.spec, spec, data.name) if data.has_spaces else spec,
         obs=data.obs,
         action=data.action,
@@ -173,6 +184,10 @@ def check_spaces(owner: str, data: DataSet, spec: EnvSpec) -> DataSet:
         terminated=data.terminated,
         name=data.name,
     )
+    log_prob = data.log_prob
+    if log_prob is not None:
+        log_prob = read_log_prob(f"{source}: log_probs", spec, log_prob, len(data.reward)).astype(np.float32, copy=False)
+    return dataclasses.replace(checked, log_prob=log_prob)
 
 
 def same_spaces(owner: str, stored: EnvSpec, spec: EnvSpec | None, name: str) -> EnvSpec:

@@ -93,6 +93,8 @@ class DataSet:
         terminated: the episode reached a terminal state `[E]`.
         name: the source, for messages.
         has_spaces: the source or the caller states the environment's spaces; False where they were inferred from the arrays.
+        log_prob: log-probabilities with which the actions were chosen `[N]`, see
+            `polyak.off_policy_evaluation.action_log_probs`; None where the source has none.
 
     >>> from polyak.data import load
     >>> data = load({"observations": np.eye(3), "actions": np.arange(3), "rewards": np.ones(3), "terminations": [0, 0, 1]})
@@ -108,10 +110,12 @@ class DataSet:
     terminated: npt.NDArray[np.bool_]
     name: str = "arrays"
     has_spaces: bool = True
+    log_prob: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        for array in jax.tree.leaves((self.obs, self.action, self.reward, self.lengths, self.terminated)):
-            array.setflags(write=False)
+        for array in jax.tree.leaves((self.obs, self.action, self.reward, self.lengths, self.terminated, self.log_prob)):
+            if isinstance(array, np.ndarray):
+                array.setflags(write=False)
 
     @property
     def truncated(self) -> npt.NDArray[np.bool_]:
@@ -176,6 +180,7 @@ class DataSet:
             reward=self.reward[transitions],
             lengths=lengths,
             terminated=self.terminated[numbers],
+            log_prob=None if self.log_prob is None else self.log_prob[transitions],
         )
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple["DataSet", "DataSet"]:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from polyak.core import spaces
 from polyak.core.space_check import obs_specs, read_leaves
 from polyak.core.spaces import EnvSpec, Space, leaf_keys, unflatten
-from polyak.data.arrays import ACTION, DONE, FINAL, NEXT, OBS, REWARD, TERMINATED, TRUNCATED, from_arrays
+from polyak.data.arrays import ACTION, DONE, FINAL, LOG_PROB, NEXT, OBS, REWARD, TERMINATED, TRUNCATED, from_arrays
 from polyak.data.content import native_action_specs, same_spaces
 from polyak.data.data_set import DataSet
 from polyak.loops.replay_memory import available_memory
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, open_regular, parse_json, write_file
 
-ARRAYS = (OBS, ACTION, REWARD, NEXT, FINAL, *TERMINATED, *TRUNCATED, *DONE)
+ARRAYS = (OBS, ACTION, REWARD, NEXT, FINAL, LOG_PROB, *TERMINATED, *TRUNCATED, *DONE)
 SPEC = "spec"
 ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%/\\\0"})
 """Characters of keys that a path in an archive cannot have."""
@@ -130,6 +130,8 @@ def save_npz(data: DataSet, path: Path) -> None:
         TRUNCATED[0]: flags[1],
         SPEC: np.array(dump_json(to_json(data.spec), "spec", indent=None).decode()),
     }
+    if data.log_prob is not None:
+        arrays[LOG_PROB] = data.log_prob
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     write_file(path, buffer.getvalue(), shared=True)

@@ -24,7 +24,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], *, spec: EnvSpec | 
     `truncations` (or `timeouts`), and final observations in `next_observations` (one for each step) or `final_observations`
     (one for each episode). Without them, the last step of an episode that did not terminate only gives the final observation
     of the step before. Where `next_observations` differs from the next row, an episode was cut short. `dones` of Gym's old
-    interface are True at both kinds of ends; beside them one of the two flags is enough.
+    interface are True at both kinds of ends; beside them one of the two flags is enough. `log_probs` are optional:
+    log-probabilities with which the actions were chosen, for `polyak.evaluate_offline`.
 
     Args:
         source: `"minari:NAME"`, a data set of Minari that was downloaded (`minari download NAME`); a file `.npz`, `.hdf5` or

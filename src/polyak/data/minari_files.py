@@ -9,6 +9,7 @@ import numpy as np
 from polyak.core.gymnasium_spaces import from_gymnasium, to_gymnasium
 from polyak.core.spaces import EnvSpec, leaf_keys
 from polyak.core.types import PyTree
+from polyak.core.warn import warn
 from polyak.data.content import check_no_masks, new_data_set, read_action, read_obs, read_reward, same_spaces
 from polyak.data.data_set import DataSet
 from polyak.data.files import list_arrays, name_damage
@@ -127,6 +128,8 @@ def save_minari(data: DataSet, name: str) -> None:
     import minari
     from minari.data_collector import EpisodeBuffer
 
+    if data.log_prob is not None:
+        warn(f"data.save: {name!r} is saved without log_probs, for which Minari has no place; a file .npz has them")
     buffers = []
     for i, episode in enumerate(data.episodes):
         ends = np.arange(len(episode)) == len(episode) - 1
