@@ -109,6 +109,26 @@ def test_every_replay_has_the_same_rows(wrap):
     np.testing.assert_array_equal(sets[1].lengths, sets[0].lengths)
 
 
+def test_the_oldest_episodes_of_a_full_replay_lack_their_beginnings(tmp_path):
+    from polyak.data.run_replay import read_replay
+
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    rollout = polyak.train.collect(polyak.policies.Uniform(env.spec), env, num_steps=120, key=jax.random.key(0))
+    sets = []
+    for capacity in (128, 500):
+        agent = polyak.DQN(env.spec, polyak.MLP((4,)), replay=polyak.UniformReplay(capacity))
+        state = agent.add(agent.init(jax.random.key(0)), rollout).replay
+        sets.append(read_replay("test", agent.replay, state, env.spec, "replay"))
+    full, complete = sets
+    first = full.obs[full.starts[:-1] + np.arange(full.num_episodes)]
+    np.testing.assert_array_equal(full.has_beginning, np.abs(first).max(axis=1) <= 0.05)
+    assert full.has_beginning.sum() == full.num_episodes - 2 > 0 and complete.has_beginning.all()
+    with pytest.warns(UserWarning, match=r"data.save: 2 episodes lack their beginnings, which .*npz does not tell"):
+        polyak.data.save(full, tmp_path / "full.npz")
+    polyak.data.save(full.select(full.has_beginning), tmp_path / "part.npz")
+    assert polyak.data.load(tmp_path / "part.npz").num_episodes == full.num_episodes - 2
+
+
 def test_a_run_without_a_replay_is_an_error(tmp_path):
     settings = {"num_steps": 8, "num_minibatches": 1}
     polyak.train.run(
@@ -118,10 +138,11 @@ def test_a_run_without_a_replay_is_an_error(tmp_path):
         polyak.data.load(tmp_path / "r")
 
 
-def test_frame_stacks_are_stacked_again():
+@pytest.mark.parametrize("capacity", [32, 8])
+def test_frame_stacks_are_stacked_again(capacity):
     from polyak.data.run_replay import read_replay
 
-    replay = polyak.UniformReplay(32, frame_stack=2)
+    replay = polyak.UniformReplay(capacity, frame_stack=2)
     spec = polyak.EnvSpec(polyak.core.spaces.Box(-99, 99, (2, 1)), polyak.core.spaces.Discrete(2))
     state = replay.init(np.zeros((2, 1), np.float32), np.int32(0), num_steps=4)
     data = polyak.data.load(
@@ -140,5 +161,7 @@ def test_frame_stacks_are_stacked_again():
         steps = jax.tree.map(lambda x, start=start: jnp.asarray(x[start : start + 5]), rollout.time_steps)
         state = replay.add(state, Rollout(steps, jnp.asarray(rollout.actions[start : start + 4])))
     again = read_replay("test", replay, state, spec, "replay")
-    np.testing.assert_array_equal(again.obs, data.obs)
+    # A full replay has overwritten the first row, and with it a frame of the second.
+    assert again.has_beginning.tolist() == [capacity == 32, True]
+    np.testing.assert_array_equal(again.obs, data.obs if capacity == 32 else data.obs[2:])
     np.testing.assert_array_equal(again.terminated, data.terminated)

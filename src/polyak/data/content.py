@@ -187,7 +187,7 @@ def check_spaces(owner: str, data: DataSet, spec: EnvSpec) -> DataSet:
     log_prob = data.log_prob
     if log_prob is not None:
         log_prob = read_log_prob(f"{source}: log_probs", spec, log_prob, len(data.reward)).astype(np.float32, copy=False)
-    return dataclasses.replace(checked, log_prob=log_prob)
+    return dataclasses.replace(checked, log_prob=log_prob, has_beginning=data.has_beginning)
 
 
 def same_spaces(owner: str, stored: EnvSpec, spec: EnvSpec | None, name: str) -> EnvSpec:

@@ -95,6 +95,8 @@ class DataSet:
         has_spaces: the source or the caller states the environment's spaces; False where they were inferred from the arrays.
         log_prob: log-probabilities with which the actions were chosen `[N]`, see
             `polyak.off_policy_evaluation.action_log_probs`; None where the source has none.
+        has_beginning: the first observation of the episode is recorded `[E]`; None where all are. The oldest episodes of a
+            full replay lack theirs.
 
     >>> from polyak.data import load
     >>> data = load({"observations": np.eye(3), "actions": np.arange(3), "rewards": np.ones(3), "terminations": [0, 0, 1]})
@@ -111,6 +113,7 @@ class DataSet:
     name: str = "arrays"
     has_spaces: bool = True
     log_prob: npt.NDArray[np.float32] | None = None
+    has_beginning: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         for array in jax.tree.leaves((self.obs, self.action, self.reward, self.lengths, self.terminated, self.log_prob)):
@@ -181,6 +184,7 @@ class DataSet:
             lengths=lengths,
             terminated=self.terminated[numbers],
             log_prob=None if self.log_prob is None else self.log_prob[transitions],
+            has_beginning=None if self.has_beginning is None else self.has_beginning[numbers],
         )
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple["DataSet", "DataSet"]:

@@ -5,8 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.types import Rollout
+from polyak.core.warn import warn
 from polyak.data.arrays import from_arrays
 from polyak.data.data_set import DataSet
 from polyak.data.files import read_hdf5, read_npz, save_npz
@@ -70,8 +73,15 @@ def save(data: DataSet, destination: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: the destination is neither, or Minari has such a data set already.
         ImportError: the extra `data` is missing.
+
+    Warns of episodes that lack their beginnings, which files do not tell from others.
     """
     text = _check_destination("data.save", destination)
+    if data.has_beginning is not None and not data.has_beginning.all():
+        warn(
+            f"data.save: {np.sum(~data.has_beginning)} episodes lack their beginnings, which {text} does not tell; "
+            "data.select(data.has_beginning) leaves them out"
+        )
     if text.startswith(MINARI):
         save_minari(data, text.removeprefix(MINARI))
     else:

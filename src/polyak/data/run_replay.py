@@ -31,7 +31,7 @@ def read_run(owner: str, path: Path, spec: EnvSpec | None) -> DataSet:
     """Read the replay of a run, in the environment's units, with its spaces or those of an equal environment.
 
     Of a `MixedReplay` these are the environment's steps. Episodes are in the order in which each environment has played them;
-    the oldest may lack their beginnings, and the newest are cut short.
+    the oldest may lack their beginnings (see `DataSet.has_beginning`), and the newest are cut short.
 
     Raises:
         ValueError: the run's agent has no replay, its checkpoints lack it, or it is of another environment.
@@ -95,7 +95,10 @@ def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name
     last = np.flatnonzero(ends)
     lengths = np.diff(last, prepend=-1)
     final = jax.tree.map(lambda x: x[last], next_obs)
-    return create_data_set(
+    # The row before an episode only resets; the one before the oldest row of a full ring is overwritten.
+    follows_step = np.insert(np.asarray(state.rows.valid)[index][:-1], 0, True)
+    follows_step[::size] = size == slots - 1
+    data = create_data_set(
         f"{owner}: {name}",
         spec,
         obs=spec.native_obs(insert_final(spec.obs, obs, final, lengths)),
@@ -105,6 +108,7 @@ def read_replay(owner: str, replay: Any, state: ReplayState, spec: EnvSpec, name
         terminated=discount[last] == 0,
         name=name,
     )
+    return dataclasses.replace(data, has_beginning=~follows_step[is_transition][last - lengths + 1])
 
 
 def _rows_of(replay: Any) -> UniformReplay | None:
