@@ -67,6 +67,7 @@ LONGER = {
     "tests/loops/test_loops.py": _TRAININGS,
     "tests/loops/test_replay_memory.py": _TRAININGS,
     "tests/networks/test_actor_critic.py": "compiles each network for each kind of space",
+    "tests/off_policy_evaluation/test_policy_value.py": "compiles fitted Q evaluation for several data sets",
     "tests/policies/test_sde.py": "compiles state-dependent exploration for each agent",
     "tests/policies/python/test_policy.py": "waits for Python policies that hang, and compiles programs around them",
     "tests/presets/test_presets.py": "makes the agent of every preset",

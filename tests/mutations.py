@@ -548,6 +548,51 @@ MUTATIONS = (
         "except BaseException as late:\n            self._idle.append(worker)",
         ("policies/python/test_timeout.py",),
     ),
+    # off_policy_evaluation
+    Mutation(
+        "off_policy_evaluation/policy_value.py",
+        "np.where(steps.terminated, 0.0, value[steps.row + 1])",
+        "value[steps.row + 1]",
+        ("off_policy_evaluation/test_policy_value.py::test_a_wrong_q_biases_the_direct_method_and_not_the_doubly_robust_one",),
+    ),
+    Mutation(
+        "off_policy_evaluation/policy_value.py",
+        "counts = (critic != np.arange",
+        "counts = (critic == np.arange",
+        (
+            "off_policy_evaluation/test_policy_value.py::test_each_episode_is_corrected_by_a_critic_that_has_not_learned_from_it",
+        ),
+    ),
+    Mutation(
+        "off_policy_evaluation/policy_steps.py",
+        "return log_prob - _log_units(steps)",
+        "return log_prob",
+        ("off_policy_evaluation/test_policy_value.py::test_clipped_gaussian_actions_have_probability_masses_on_the_bounds",),
+    ),
+    Mutation(
+        "off_policy_evaluation/importance.py",
+        "weight = np.exp(log_weight - log_weight.max(axis=0))",
+        "weight = np.exp(log_weight)",
+        ("off_policy_evaluation/test_importance.py::test_weights_beyond_the_range_of_floats_keep_their_proportions",),
+    ),
+    Mutation(
+        "off_policy_evaluation/importance.py",
+        "np.repeat(ratios.log_episode_weight[:, None], int(ratios.lengths.max()), axis=1)",
+        "np.full((len(ratios.lengths), int(ratios.lengths.max())), -np.inf)",
+        ("off_policy_evaluation/test_importance.py::test_weights_and_sums_are_those_of_a_loop_over_episodes",),
+    ),
+    Mutation(
+        "off_policy_evaluation/fitted_q.py",
+        "discount = np.where(steps.terminated, 0.0, gamma)",
+        "discount = np.full(len(steps.row), gamma)",
+        ("off_policy_evaluation/test_policy_value.py::test_fqe_of_box_actions_and_of_a_deterministic_policy",),
+    ),
+    Mutation(
+        "data/run_replay.py",
+        "follows_step[::size] = size == slots - 1",
+        "follows_step[::size] = False",
+        ("data/test_collection.py::test_the_oldest_episodes_of_a_full_replay_lack_their_beginnings",),
+    ),
     # envs
     Mutation(
         "envs/autoreset.py",

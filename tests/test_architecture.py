@@ -35,6 +35,7 @@ EVERYTHING = ALGORITHM_PARTS | {
     "videos",
     "cli",
     "data",
+    "off_policy_evaluation",
 }
 MAY_IMPORT = {
     "core": set(),
@@ -57,13 +58,14 @@ MAY_IMPORT = {
     "export": {"core", "ops", "networks", "policies", "storage"},
     "schedules": {"ops"},
     "presets": {"agents", "core", "networks", "ops", "replay"},
-    "runs": EVERYTHING - {"cli", "train", "reports", "packs", "studies", "videos", "data"},
+    "runs": EVERYTHING - {"cli", "train", "reports", "packs", "studies", "videos", "data", "off_policy_evaluation"},
     "data": {"core", "loops", "replay", "runs", "storage"},
+    "off_policy_evaluation": {"core", "copies", "data", "loops", "networks", "ops", "policies"},
     "reports": {"agents", "core", "load", "presets", "runs", "storage"},
-    "packs": EVERYTHING - {"cli", "studies", "train", "data"},
+    "packs": EVERYTHING - {"cli", "studies", "train", "data", "off_policy_evaluation"},
     "train": EVERYTHING - {"cli", "packs", "studies"},
     "studies": {"agents", "core", "envs", "loops", "networks", "presets", "reports", "runs", "storage", "train"},
-    "load": EVERYTHING - {"cli", "packs", "reports", "studies", "data"},
+    "load": EVERYTHING - {"cli", "packs", "reports", "studies", "data", "off_policy_evaluation"},
     "cli": EVERYTHING | {"polyak"},
     "__main__": {"cli"},
 }

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from polyak.networks.pair import ActorAndCritic as ActorAndCritic
     from polyak.networks.recurrent import GRU as GRU
     from polyak.networks.recurrent import LSTM as LSTM
+    from polyak.off_policy_evaluation.policy_value import evaluate_offline as evaluate_offline
     from polyak.ops.optax_updates import apply_updates as apply_updates
     from polyak.ops.optax_updates import incremental_update as incremental_update
     from polyak.ops.optax_updates import periodic_update as periodic_update
@@ -115,6 +116,7 @@ _MODULES = {
     "networks.heads": ("PolicyAndValue", "QValues", "Quantiles"),
     "networks.pair": ("ActorAndCritic",),
     "networks.recurrent": ("GRU", "LSTM"),
+    "off_policy_evaluation.policy_value": ("evaluate_offline",),
     "ops.optax_updates": ("apply_updates", "incremental_update", "periodic_update"),
     "ops.schedules": ("Linear",),
     "ops.updates": ("soft_update",),

@@ -35,15 +35,18 @@ def check_agent(owner: str, agent: Any) -> None:
         raise TypeError(f"{owner}: agent must be a pytree, got a {kind} object; decorate {kind} with polyak.core.struct.struct")
 
 
-def check_policy_methods(owner: str, policy: Any) -> None:
+def check_policy_methods(owner: str, policy: Any, name: str = "policy") -> None:
     """Check that an argument is a policy.
+
+    Args:
+        name: the argument.
 
     Raises:
         TypeError: it is a function, an agent or an exported policy; the message says what to pass.
     """
     if isinstance(policy, Policy):
         return
-    wanted = f"{owner}: policy must have initial_state, distribution and action, got {type(policy).__name__}"
+    wanted = f"{owner}: {name} must have initial_state, distribution and action, got {type(policy).__name__}"
     if isinstance(policy, Agent) or getattr(policy, "loop_state", None) is not None:
         raise TypeError(f"{wanted}; pass agent.policy(result.state)")
     raise TypeError(
