@@ -64,8 +64,12 @@ def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     description = (
         "Evaluate the greedy policy of RUN: a run directory, its subdirectory `best`, a file of polyak pack, or a directory of "
-        "runs (seeds)."
+        "runs (seeds). `polyak evaluate RUN --data DATA` estimates its value from a data set; add --help for its flags."
     )
+    if any(word.partition("=")[0] == "--data" for word in arguments):
+        from polyak.cli.evaluate_on_data import evaluate_on_data
+
+        return evaluate_on_data(arguments)
     try:
         directory, flags = parse_for_run(EvaluateFlags, arguments, command="evaluate", description=description)
         check_integer("polyak evaluate", "--episodes", flags.episodes)
