@@ -201,8 +201,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def _evaluated_actor(self, state: OffPolicyState) -> Variables:
         """The actor, or its average if there is one."""
         actor, average = state.copies.actor.evaluated(), state.copies.average
-        evaluated: Variables = actor if average is None or self.ema_tau is None else cast_like(average, actor)
-        return evaluated
+        return actor if average is None or self.ema_tau is None else cast_like(average, actor)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")

@@ -355,8 +355,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
         def draw(keys: Array) -> Transition:
             # One after another: together they would need the memory of all while they are drawn.
-            batches: Transition = jax.lax.map(lambda key: self.replay.sample(replay, key, self.batch_size, **options), keys)
-            return batches
+            return jax.lax.map(lambda key: self.replay.sample(replay, key, self.batch_size, **options), keys)
 
         def wait(keys: Array) -> Transition:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys))

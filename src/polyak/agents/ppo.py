@@ -347,8 +347,7 @@ class PPO(OnPolicyAgent):
         def kl_of(part: Batch) -> tuple[Float[Array, ""], tuple[()]]:
             return self._kl(self._model.forward(variables, part)[0], part), ()
 
-        mean_kl: Float[Array, ""] = accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)[0]
-        return mean_kl
+        return accumulate(kl_of, batch, self._num_microbatches(batch, 1, axis_name), axis_name)[0]
 
     def _num_microbatches(self, batch: Batch, num_minibatches: int, axis_name: str | None) -> int:
         size, samples_each = len(batch.weight) // num_minibatches, math.prod(batch.weight.shape[1:])

@@ -602,8 +602,7 @@ def target_storage(online: Variables, follow: Follow) -> Variables:
 
 def cast_like(variables: Variables, like: Variables) -> Variables:
     """Cast the variables to the dtypes of `like`."""
-    cast: Variables = jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), variables, like)
-    return cast
+    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), variables, like)
 
 
 def describe_variables(variables: Variables) -> str:

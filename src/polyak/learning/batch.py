@@ -57,8 +57,7 @@ class Batch:
 
     def at(self, index: Int32[Array, " M"]) -> "Batch":
         """The samples, or sequences, with these indices."""
-        minibatch: Batch = jax.tree.map(lambda x: x[index], self)
-        return minibatch
+        return jax.tree.map(lambda x: x[index], self)
 
     def with_advantages(self, advantage: Float[Array, "T B"], value_target: Float[Array, "T B"]) -> "Batch":
         """This batch with new advantages and value targets, zeroed where masked."""
@@ -181,8 +180,7 @@ def make_batch(
 
 def log_probs(model: ActorCriticModel, rollout: Rollout, params: PyTree) -> Float[Array, "T B"]:
     """The log-probability of each action of a rollout, where `params` are the parameters of the distributions."""
-    log_prob: Float[Array, "T B"] = model.distribution(params, _mask_of_valid(rollout)).log_prob(rollout.actions)
-    return log_prob
+    return model.distribution(params, _mask_of_valid(rollout)).log_prob(rollout.actions)
 
 
 def network_inputs(

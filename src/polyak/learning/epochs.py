@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -82,8 +82,7 @@ def train_epochs(
             stopped = stopped if early_stop is None else stopped | early_stop(log.terms)
             return (copies, stopped), log
 
-        epoch_log: Any = jax.lax.scan(step, carry, (index, total))
-        return epoch_log
+        return jax.lax.scan(step, carry, (index, total))
 
     seeds = epoch_seeds(key, num_epochs, *shape, axis_name)
     (copies, _), log = jax.lax.scan(epoch, (with_params(copies, params), jnp.array(False)), seeds)
@@ -120,8 +119,7 @@ def epoch_seeds(
     seeds = permutation_seeds(key, num_epochs, groups * devices)
     if axis_name is None:
         return seeds
-    local: Array = jax.lax.dynamic_slice_in_dim(seeds, jax.lax.axis_index(axis_name) * groups, groups, axis=1)
-    return local
+    return jax.lax.dynamic_slice_in_dim(seeds, jax.lax.axis_index(axis_name) * groups, groups, axis=1)
 
 
 def shuffled_minibatches(

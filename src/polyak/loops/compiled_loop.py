@@ -221,8 +221,7 @@ def run_chunk(
         return state, done, finished.append(newly_finished), new_metrics.after(metrics.means)
 
     loop = (state, (no_steps, jnp.zeros((), jnp.uint32)), no_episodes, metrics)
-    result: tuple[LoopState, tuple[Array, Array], EpisodeTotals, PackedMetrics] = jax.lax.while_loop(has_next, iterate, loop)
-    return result
+    return jax.lax.while_loop(has_next, iterate, loop)
 
 
 def _place(agent: Agent, state: LoopState, mesh: Mesh | None, num_envs: int) -> LoopState:

@@ -140,7 +140,6 @@ def _noise_program(actors: Actors, block: int) -> Callable[..., Array]:
 def _act_program(shape: tuple[Any, ...], key_impl: str) -> Callable[..., PolicyStep]:
     def act(leaves: Sequence[Any], key_data: Array, time_step: TimeStep, carry: PyTree) -> PolicyStep:
         (policy,) = jax.tree.unflatten(shape[0], leaves)
-        step: PolicyStep = policy.action(time_step, carry, jax.random.wrap_key_data(key_data, impl=key_impl))
-        return step
+        return policy.action(time_step, carry, jax.random.wrap_key_data(key_data, impl=key_impl))
 
     return jax.jit(act)

@@ -194,8 +194,7 @@ def start_host(agent: Agent, env: HostEnv, key: PRNGKeyArray) -> LoopState:
 def reset(env: HostEnv, key: PRNGKeyArray) -> TimeStep:
     """Reset the environment: a JAX environment with its key, any other with a seed derived from the run's key."""
     seed = 0 if isinstance(env, JaxEnvOnHost) else host_seed(run_env_key(key))
-    time_step: TimeStep = jax.tree.map(jnp.asarray, env.reset(seed))
-    return time_step
+    return jax.tree.map(jnp.asarray, env.reset(seed))
 
 
 def _settings_on_device(agent: Agent, mesh: Mesh | None) -> list[Any]:

@@ -132,5 +132,4 @@ def _steps(
         state, new_metrics = step(agent, state)
         return state, new_metrics.after(metrics.means)
 
-    result: tuple[LoopState, PackedMetrics] = jax.lax.fori_loop(jnp.uint32(0), count, iterate, (state, metrics))
-    return result
+    return jax.lax.fori_loop(jnp.uint32(0), count, iterate, (state, metrics))

@@ -154,8 +154,7 @@ class BuiltInNetwork(abc.ABC):
         check_images(name, self, spec)
         if self.head is None:
             raise ValueError(f"{name}: head must be set outside of an agent, such as {name}(head=PolicyAndValue()), got None")
-        module: nnx.Module = self.modules[type(self.head)](self, self.head, spec, rngs)
-        return module
+        return self.modules[type(self.head)](self, self.head, spec, rngs)
 
     @abc.abstractmethod
     def apply(
@@ -290,8 +289,7 @@ class FeedForward(BuiltInNetwork):
         self, variables: Variables, obs: PyTree, tau: Float[Array, "B K"], key: PRNGKeyArray | None = None
     ) -> Float[Array, "B n K"]:
         """Z(s, a, τ) of each action at the fractions of each row, with the head `Quantiles`."""
-        quantiles: Array = _merged(variables).quantiles(obs, tau, key)
-        return quantiles
+        return _merged(variables).quantiles(obs, tau, key)
 
 
 @struct(kw_only=True)

@@ -72,8 +72,7 @@ def sde_of(variables: Variables, obs: PyTree) -> SDE:
     """Features and σ of a built-in network with `std="sde"`; in one program with `apply`, XLA computes its layers once."""
     module = nnx.merge(variables.graph, variables.params, variables.stats)
     module.eval()
-    sde: SDE = module.policy.sde(module.actor(obs))
-    return sde
+    return module.policy.sde(module.actor(obs))
 
 
 class PolicyHead(nnx.Module):

@@ -134,8 +134,7 @@ class RunningStats:
             variance=self.variance + fraction * (variance - self.variance + (1.0 - fraction) * jnp.square(distance)),
         )
         accept = (count > 0) & jnp.all(jnp.isfinite(merged.mean) & jnp.isfinite(merged.variance))
-        stats: RunningStats = optax.tree.where(accept, merged, self)
-        return stats
+        return optax.tree.where(accept, merged, self)
 
 
 def is_normalized(space: Leaf) -> bool:

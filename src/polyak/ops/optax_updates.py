@@ -56,8 +56,7 @@ def incremental_update(new_tensors: PyTree, old_tensors: PyTree, step_size: Tau)
     check_same_tree(new_tensors, old_tensors, "incremental_update", sides=("new", "old"))
     tau = tau_at("incremental_update", "step_size", step_size)
     is_none = lambda leaf: leaf is None  # noqa: E731
-    updated: PyTree = jax.tree.map(lambda new, old: update_leaf(new, old, tau), new_tensors, old_tensors, is_leaf=is_none)
-    return updated
+    return jax.tree.map(lambda new, old: update_leaf(new, old, tau), new_tensors, old_tensors, is_leaf=is_none)
 
 
 def periodic_update(new_tensors: PyTree, old_tensors: PyTree, steps: Any, update_period: Any) -> PyTree:

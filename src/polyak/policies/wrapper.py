@@ -23,8 +23,7 @@ class PolicyWrapper(NumPyMethods):
     @property
     def spec(self) -> EnvSpec:
         """The inner policy's."""
-        spec: EnvSpec = self.policy.spec
-        return spec
+        return self.policy.spec
 
     def initial_state(self, batch_size: int) -> PyTree:
         """The inner policy's."""

@@ -80,8 +80,7 @@ def combine_actions(space: Space, batch: T) -> T:
     transitions: Any = batch
     masks = {name: getattr(transitions, name) for name in ("action_mask", "next_action_mask")}
     masks = {name: combine_mask(space.nvec, mask) for name, mask in masks.items() if mask is not None}
-    combined: T = dataclasses.replace(transitions, action=ravel_action(space.nvec, transitions.action), **masks)
-    return combined
+    return dataclasses.replace(transitions, action=ravel_action(space.nvec, transitions.action), **masks)
 
 
 @struct

@@ -132,8 +132,7 @@ class Select:
         """A sample of the selected distribution and its log-probability."""
         keys = jax.random.split(seed, len(self.parts))
         drawn = [part.sample_and_log_prob(seed=key) for part, key in zip(self.parts, keys, strict=True)]
-        pair: tuple[PyTree, Array] = select_rows(self.choice, drawn)
-        return pair
+        return select_rows(self.choice, drawn)
 
     def entropy(self) -> Float[Array, "*B"]:
         """The entropy of the selected distribution."""
