@@ -142,12 +142,22 @@ def polyak_settings(agent: str, batch: int) -> dict[str, Any]:
     return settings
 
 
-def of_polyak(agent: str, path: Path, steps: int, seed: int, batch: int, **options: Any) -> Any:
+def train_polyak(
+    agent: str, path: Path, steps: int, seed: int, batch: int, callback: Any = None, every: int | None = None
+) -> Any:
     import polyak
 
-    data = polyak.data.load(path)
-    settings = polyak_settings(agent, batch)
-    result = polyak.train.offline(agent, data, gradient_steps=steps, settings=settings, seed=seed, progress=False, **options)
+    result = polyak.train.offline(
+        agent,
+        polyak.data.load(path),
+        gradient_steps=steps,
+        settings=polyak_settings(agent, batch),
+        seed=seed,
+        progress=False,
+        callbacks=[] if callback is None else [callback],
+        report_every=every,
+        checkpoint_every=every and 10**9,
+    )
     return lambda obs: result.policy.predict(obs)[0]
 
 
@@ -168,7 +178,7 @@ def d3rlpy_config(agent: str, batch: int, low: Any, high: Any) -> Any:
     return algos.CQLConfig(alpha_learning_rate=0.0, conservative_weight=CONSERVATIVE_WEIGHT, **shared)
 
 
-def of_d3rlpy(agent: str, path: Path, steps: int, seed: int, batch: int, env: str, callback: Any = None) -> Any:
+def train_d3rlpy(agent: str, path: Path, steps: int, seed: int, batch: int, env: str, callback: Any = None) -> Any:
     import d3rlpy
     import gymnasium
     import numpy as np
@@ -205,16 +215,15 @@ def work(args: argparse.Namespace) -> None:
     if args.command == "scores":
         for seed in range(args.seeds):
             what = agent, path, args.steps, seed, args.batch
-            policy = of_polyak(*what) if is_polyak else of_d3rlpy(*what, env)
+            policy = train_polyak(*what) if is_polyak else train_d3rlpy(*what, env)
             print(json.dumps({"seed": seed, "return": mean_return(policy, env)}), flush=True)
         return
     pace = Pace()
     if is_polyak:
-        laps = [lambda progress, *_: pace.lap(progress.env_steps)]
-        of_polyak(agent, path, 10**9, 0, args.batch, report_every=args.steps, checkpoint_every=10**9, callbacks=laps)
+        train_polyak(agent, path, 10**9, 0, args.batch, lambda progress, *_: pace.lap(progress.env_steps), args.steps)
     else:
         lap = lambda algo, epoch, step: pace.lap(step) if step % args.steps == 0 else None  # noqa: E731
-        of_d3rlpy(agent, path, 10**9, 0, args.batch, env, lap)
+        train_d3rlpy(agent, path, 10**9, 0, args.batch, env, lap)
 
 
 def env_of(data: str) -> str:
@@ -268,7 +277,7 @@ def row(args: argparse.Namespace, data: str, agent: str, measured: dict[str, Any
 
 
 def main() -> None:
-    args = parsed()
+    args = parse_arguments()
     if args.worker:
         work(args)
         return
@@ -290,7 +299,7 @@ def main() -> None:
     report(table(header, rows), {"benchmark": f"offline {args.command}", "results": results}, args.json)
 
 
-def parsed() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("command", choices=["make", "scores", "speed"])
     parser.add_argument("directory", type=Path, help="where the data sets are")

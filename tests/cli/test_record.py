@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 
 import gymnasium
 import numpy as np
@@ -146,6 +147,20 @@ def test_an_environment_without_a_clock_waits_for_keys(person, command):
     assert code == 0 and "return 3.0, 3 steps" in out and len(titles) == 4
 
 
+def test_waiting_begins_with_a_key_that_has_an_action_and_ends_without_one(person, command):
+    def tap():
+        for kind in (pygame.KEYDOWN, pygame.KEYUP):
+            pygame.event.post(pygame.event.Event(kind, key=pygame.K_d))
+
+    def press_another_key_before():
+        pygame.event.post(pygame.event.Event(pygame.KEYDOWN, key=pygame.K_x))
+        threading.Timer(0.2, tap).start()
+
+    person(press_another_key_before, tap)
+    code, out, _ = command("record demos.npz --env count_env:Count --episodes 1 --wait --max-steps 2", FAST)
+    assert code == 0 and "return 2.0, 2 steps" in out
+
+
 def test_seeds_count_up_and_long_episodes_are_cut(person, command):
     person(*["1"] * 20)
     words = "record jax/CartPole-v1 demos.npz --episodes 2 --max-steps 3 --seed 5 --show step return"
@@ -180,6 +195,9 @@ def test_seeds_count_up_and_long_episodes_are_cut(person, command):
         ("CartPole-v1 demos.npz --keys left=2", "the action of left must be in Discrete(2), got [2.]"),
         ("CartPole-v1 demos.npz --keys lft=1", "there is no key 'lft'"),
         ("CartPole-v1 demos.npz --keys escape=1", "keys must be others than escape, return, backspace, got 'escape'"),
+        ("CartPole-v1 demos.npz --keys Escape=1", "keys must be others than escape, return, backspace, got 'escape'"),
+        ("CartPole-v1 demos.npz --keys a=0 A=1", "each key once, such as left=0 or left+space=2, got 'A=1'"),
+        ("CartPole-v1 demos.npz --keys left+left=1", "each combination of keys, must be there once, got left+left"),
         ("CartPole-v1 demos.npz --noop 7", "the action of noop must be in Discrete(2)"),
         ("demos.npz --env count_env:Many", "count_env:Many has no keys; set --keys"),
         ("demos.npz --env count_env:no_images", "draws no images: its render_mode must be 'rgb_array'"),
@@ -214,9 +232,10 @@ def test_atari_games_have_the_keys_of_the_ale():
 
     gymnasium.register_envs(ale_py)
     game = AtariVectorEnv("ms_pacman", 1)
-    wanted = {
-        tuple(sorted(keys)): action for keys, action in gymnasium.make("ALE/MsPacman-v5").unwrapped.get_keys_to_action().items()
-    }
+    single = gymnasium.make("ALE/MsPacman-v5")
+    wanted = {tuple(sorted(keys)): action for keys, action in single.unwrapped.get_keys_to_action().items()}
     found = {tuple(sorted(keys)): action for keys, action in keys_to_action(game).items()}
+    game.close()
+    single.close()
     assert found.pop(()) == wanted.pop(("e",)) == 0
     assert found == wanted and len(found) > 3

@@ -16,6 +16,7 @@ def _display(monkeypatch):
     pygame.display.quit()
     pygame.display.init()
     yield
+    pygame.joystick.quit()
     pygame.display.quit()
 
 

@@ -69,7 +69,7 @@ class CQL(TargetSettings, SoftActorAgent):
         cql_learning_rate: learning rate of a learned α_c; None is `learning_rate`.
         num_action_samples: n.
         num_bc_steps: number of first steps in which the actor minimizes J_BC: gradient steps on a data set, env_steps with an
-            environment.
+            environment, of which `learning_starts` pass without a gradient step.
         entropy_in_target: y has the entropy's term of SAC, -α log π(a'|s').
 
     Raises:

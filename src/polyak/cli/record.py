@@ -19,6 +19,7 @@ from polyak.core.printing import format_number
 from polyak.core.types import Env, HostEnv, Rollout
 from polyak.data.collection import from_rollout, join_episodes
 from polyak.data.content import check_no_masks
+from polyak.data.data_set import DataSet
 from polyak.data.loading import check_new, save
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.envs.rendered_env import make_rendered
@@ -120,7 +121,7 @@ def _keys(words: Sequence[str]) -> KeyMap | None:
     keys: dict[tuple[str, ...], Any] = {}
     for word in words:
         names, _, action = word.rpartition("=")
-        pressed = tuple(sorted(names.split("+")))
+        pressed = tuple(sorted(names.lower().split("+")))
         if not all(pressed) or pressed in keys:
             raise UsageError(f"--keys takes KEY=ACTION, each key once, such as left=0 or left+space=2, got {word!r}")
         keys[pressed] = _numbers("--keys", action)
@@ -150,30 +151,32 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     episodes: list[Rollout] = []
     failure = None
     name = env.spec.id
-    with handle_signals(consequence="the episodes are lost") as signals, open_window(OWNER, name, ADVICE) as window:
-        pygame = window.pygame
-        if keys is None and isinstance(env, GymnasiumEnv) and (own := env.keys_to_action()) is not None:
-            keys = named_keys(pygame, own)
-        controls = Controls(OWNER, pygame, env.spec, keys, noop, RESERVED)
-        print(_help(controls), flush=True)
-        try:
-            for episode in _episodes(drawn, window, controls, flags, signals):
-                episodes.append(episode)
-        except Exception as error:  # An environment may raise any exception.
-            failure = error
-    if episodes:
-        data = from_rollout(OWNER, join_episodes(episodes), env)
-        save(data, output)
-        count = f"{data.num_episodes} episode{'s' if data.num_episodes > 1 else ''}"
-        print(
-            f"wrote {output}: {data.num_transitions:,} transitions in {count}; polyak train bc --data {output} learns from it"
-        )
+    with handle_signals(consequence="the episodes are lost") as signals:
+        with open_window(OWNER, name, ADVICE) as window:
+            pygame = window.pygame
+            if keys is None and isinstance(env, GymnasiumEnv) and (own := env.keys_to_action()) is not None:
+                keys = named_keys(pygame, own, RESERVED)
+            controls = Controls(OWNER, pygame, env.spec, keys, noop, RESERVED)
+            print(_help(controls), flush=True)
+            try:
+                for episode in _episodes(drawn, window, controls, flags, signals):
+                    episodes.append(episode)
+            except Exception as error:  # An environment may raise any exception.
+                failure = error
+        if episodes:
+            _save(from_rollout(OWNER, join_episodes(episodes), env), output)
     if failure is not None:
         print_user_traceback(failure)
         return fail(f"{type(failure).__name__}: {failure}", 1)
     if not episodes:
         return fail("no episode is complete; nothing was written", signals.exit_code or 1)
     return signals.exit_code
+
+
+def _save(data: DataSet, output: str) -> None:
+    save(data, output)
+    count = f"{data.num_episodes} episode{'s' if data.num_episodes > 1 else ''}"
+    print(f"wrote {output}: {data.num_transitions:,} transitions in {count}; polyak train bc --data {output} learns from it")
 
 
 def _episodes(env: DrawnEnv, window: Window, controls: Controls, flags: RecordFlags, signals: Signals) -> Any:

@@ -220,7 +220,7 @@ class UniformReplay(Replay):
             weight=(summed[0] & is_stored).astype(jnp.float32),
             index=index,
             num_summed=num_summed,
-            # The last row of an episode, and the newest, are not valid. XLA drops both fields where they are not used.
+            # The last row of an episode, and the newest, are not valid. An update that does not use both fields drops them.
             next_action=next_action,
             has_next_action=rows.valid[next_index],
         )

@@ -131,7 +131,7 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
         chosen = _settings_of(record, names[record.env, record.algorithm] if by is None else by)
         algorithm = record.algorithm if by is None else ""
         groups.setdefault((record.env, algorithm, repr(chosen)), []).append(record)
-    made, keys = [], []
+    result, keys = [], []
     first: dict[str, int] = {}
 
     def rank(*parts: object) -> int:
@@ -142,10 +142,10 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
         parts = [str(value) if name == "algorithm" else f"{name}={_text(value)}" for name, value in settings.items()]
         if by is None and (has_algorithms or not parts):
             parts.insert(0, algorithm)
-        made.append(Group(", ".join(parts), env, settings, tuple(inside)))
+        result.append(Group(", ".join(parts), env, settings, tuple(inside)))
         values = [(0, x) if _is_number(x) else (1, rank(env, algorithm, name, x)) for name, x in settings.items()]
         keys.append((rank(env), rank(env, algorithm), values))
-    return [made[i] for i in sorted(range(len(made)), key=keys.__getitem__)]
+    return [result[i] for i in sorted(range(len(result)), key=keys.__getitem__)]
 
 
 def _is_number(value: object) -> bool:

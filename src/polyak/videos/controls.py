@@ -65,16 +65,20 @@ class Controls:
         self.noop = self._check("noop", named.get((), _default_noop(spec)) if noop is None else noop)
         codes = {names: tuple(sorted(self._code(name, reserved) for name in names)) for names in self.keys}
         self._actions = {codes[names]: action for names, action in self.keys.items()}
+        if len(self._actions) < len(codes) or any(len(set(together)) < len(together) for together in self._actions):
+            raise ValueError(
+                f"{owner}: each key, and each combination of keys, must be there once, got {', '.join(map('+'.join, codes))}"
+            )
         self._known = {code for together in self._actions for code in together}
-        self._held: dict[int, float] = {}
-        self._tapped: dict[int, float] = {}
+        self._pressed: dict[int, float] = {}
+        self._taps: dict[int, float] = {}
         self.was_touched = False
         pygame.joystick.init()
         self._gamepads = [pygame.joystick.Joystick(i) for i in range(pygame.joystick.get_count())]
 
     def is_active(self) -> bool:
         """Return True if a key that has an action is pressed, or was since the last action."""
-        return bool(self._held or self._tapped)
+        return bool(self._pressed or self._taps)
 
     def handle(self, event: Any) -> None:
         """Take an event of pygame."""
@@ -86,34 +90,34 @@ class Controls:
         elif event.type == pygame.JOYAXISMOTION:
             is_box = isinstance(self._spec.action, Box)
             for code, position in ((STICKS - 2 * event.axis, -event.value), (STICKS - 2 * event.axis - 1, event.value)):
-                self._held.pop(code, None)
+                self._pressed.pop(code, None)
                 if code in self._known and position > (DEAD_ZONE if is_box else 0.5):
-                    self._held[code], self.was_touched = (min(position, 1.0) if is_box else 1.0), True
+                    self._pressed[code], self.was_touched = (min(position, 1.0) if is_box else 1.0), True
 
     def _press(self, code: int, is_down: bool) -> None:
         self.was_touched |= is_down
-        self._held.pop(code, None)
+        self._pressed.pop(code, None)
         if is_down and code in self._known:
-            self._held[code] = self._tapped[code] = 1.0
+            self._pressed[code] = self._taps[code] = 1.0
 
     def release(self) -> None:
         """Forget all keys, as at the start of an episode."""
         self.was_touched = False
-        self._held.clear()
-        self._tapped.clear()
+        self._pressed.clear()
+        self._taps.clear()
 
     def action(self) -> Action:
         """The action of the keys, in the environment's units."""
-        pressed = {code: value for code, value in self._held.items() if code not in self._tapped} | self._tapped
-        self._tapped = {}
+        pressed = {code: value for code, value in self._pressed.items() if code not in self._taps} | self._taps
+        self._taps = {}
         together = self._actions.get(tuple(sorted(pressed)))
         if len(pressed) > 1 and together is not None:
             return together
         action = self.noop
         for code, value in pressed.items():
             own = self._actions.get((code,), self.noop)
-            moved = own if value == 1 else self.noop + value * (own - self.noop)
-            action = np.where(own != self.noop, moved, action).astype(action.dtype)
+            new = own if value == 1 else self.noop + value * (own - self.noop)
+            action = np.where(own != self.noop, new, action).astype(action.dtype)
         return action
 
     def _check(self, name: str, action: Any) -> Action:
@@ -123,15 +127,15 @@ class Controls:
             ValueError: it is outside of the space.
         """
         shape = self._space.shape
-        given = np.asarray(action, np.float64)
-        given = given.reshape(shape) if given.size == np.prod(shape, dtype=int) else given
-        array = given.astype(self._space.dtype)
-        if not (array.shape == shape and np.allclose(array, given) and self._space.contains(array)):
+        numbers = np.asarray(action, np.float64)
+        numbers = numbers.reshape(shape) if numbers.size == np.prod(shape, dtype=int) else numbers
+        array = numbers.astype(self._space.dtype)
+        if not (array.shape == shape and np.allclose(array, numbers) and self._space.contains(array)):
             raise ValueError(f"{self._owner}: the action of {name} must be in {self._space}, got {action}")
         return array
 
     def _code(self, name: str, reserved: Sequence[str]) -> int:
-        if name in reserved:
+        if name.lower() in reserved:
             raise ValueError(f"{self._owner}: keys must be others than {', '.join(reserved)}, got {name!r}")
         if found := GAMEPAD.fullmatch(name):
             return -1 - int(found[1]) if found[1] else STICKS - 2 * int(found[2]) - (found[3] == "max")
@@ -165,14 +169,17 @@ def default_keys(owner: str, spec: EnvSpec) -> KeyMap:
             raise ValueError(f"{owner}: {name} has no keys; set --keys left=0 right=1, or of a Box --keys left=-1,0 right=1,0")
 
 
-def named_keys(pygame: Any, keys_to_action: Mapping[Any, Any]) -> KeyMap | None:
-    """The map of an environment's `get_keys_to_action`, by names of keys; None if it has keys that pygame does not know."""
+def named_keys(pygame: Any, keys_to_action: Mapping[Any, Any], reserved: Sequence[str] = ()) -> KeyMap | None:
+    """The map of an environment's `get_keys_to_action`, by names of keys; None if it has keys that are reserved or unknown."""
     found = {}
     for keys, action in keys_to_action.items():
-        codes = [ord(key) if isinstance(key, str) else key for key in (keys if isinstance(keys, tuple | str) else (keys,))]
+        together = keys if isinstance(keys, tuple | str) else (keys,)
+        if any(isinstance(key, str) and len(key) != 1 for key in together):
+            return None
+        codes = [ord(key) if isinstance(key, str) else key for key in together]
         # pygame's older names would need `pygame.init()`, which also starts the sound.
         names = tuple(pygame.key.name(code, use_compat=False).lower() for code in codes)
-        if not all(name and name.isascii() for name in names):
+        if not all(name and name.isascii() and name not in reserved for name in names):
             return None
         found[names] = action
     return found

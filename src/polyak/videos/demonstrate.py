@@ -73,17 +73,18 @@ def demonstrate(
         frame = _draw(window, env, steps[0], show, Frame(BLACK, None, number, -1, 0.0, 0.0, None, False))
         fps, due = pace.fps or frame.fps or DEFAULT_FPS, 0.0
         controls.release()
-        command = _wait(window, controls, due, lambda: controls.was_touched, should_stop)
+        is_started, is_over = (controls.is_active if pace.waits else lambda: controls.was_touched), False
+        command = _wait(window, controls, due, is_started, should_stop)
         window.title = title_now
-        while command is None and not frame.is_last and len(actions) != pace.max_steps:
+        while command is None and not is_over:
             due = max(due + 1 / fps, time.monotonic())
             actions.append(env.spec.agent_action(controls.action()[None]))
             steps.append(env.step(actions[-1]))
             frame = _draw(window, env, steps[-1], show, frame)
-            is_ready = controls.is_active if pace.waits and not frame.is_last else lambda: True
+            is_over = frame.is_last or len(actions) == pace.max_steps
+            is_ready = controls.is_active if pace.waits and not is_over else lambda: True
             command = _wait(window, controls, due, is_ready, should_stop)
-        is_complete = frame.is_last or command == END or len(actions) == pace.max_steps
-        if actions and is_complete and command != AGAIN:
+        if actions and (is_over or command == END) and command != AGAIN:
             on_end(frame)
             yield _as_rollout(steps, actions)
             number += 1

@@ -97,6 +97,7 @@ def open_window(owner: str, title: str, advice: str = WATCH_ADVICE) -> Iterator[
     try:
         yield Window(pygame, title)
     finally:
+        pygame.joystick.quit()
         pygame.display.quit()
 
 
