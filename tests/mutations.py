@@ -59,8 +59,8 @@ MUTATIONS = (
     # agents
     Mutation(
         "agents/dqn.py",
-        "q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else target_q",
-        "q = target_q if self.double else self._values(online, batch.next_obs, fold(key, 2))[0]",
+        "q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q",
+        "q = next_q if self.double else self._values(online, batch.next_obs, fold(key, 2))[0]",
         ("agents/test_dqn_tf_agents.py",),
     ),
     Mutation(
@@ -70,6 +70,18 @@ MUTATIONS = (
         ("agents/test_value_family.py::test_the_bootstrap_takes_allowed_actions_only",),
     ),
     Mutation(
+        "agents/munchausen.py",
+        "of_action(q, action) - soft_value(q, self.munchausen_temperature, mask)",
+        "of_action(q, action) - soft_value(q, self.munchausen_temperature, None)",
+        ("agents/test_munchausen.py::test_the_target_of_dqn_is_that_of_slow_numpy",),
+    ),
+    Mutation(
+        "agents/dqn.py",
+        "jnp.minimum(gap, jnp.where(batch.discount > 0, next_gap, 0.0))",
+        "jnp.minimum(gap, next_gap)",
+        ("agents/test_munchausen.py::test_action_gaps_by_hand",),
+    ),
+    Mutation(
         "agents/qrdqn.py",
         "batch.discount[:, None] * next_quantiles",
         "self.gamma * next_quantiles",
@@ -77,8 +89,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/iqn.py",
-        "best_action(values.mean(axis=2), batch.next_action_mask)",
-        "best_action(values.mean(axis=2), batch.action_mask)",
+        "best_action(next_q, batch.next_action_mask)",
+        "best_action(next_q, batch.action_mask)",
         ("agents/test_value_family.py::test_the_bootstrap_takes_allowed_actions_only",),
     ),
     Mutation(

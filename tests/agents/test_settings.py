@@ -57,6 +57,8 @@ WRONG = {
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
     **dict.fromkeys(("munchausen", "gap_weight"), NO_SHARE),
     "munchausen_temperature": NOT_POSITIVE,
+    "num_bc_steps": NO_COUNT,
+    "critic_penalty": (-0.1, *NO_NUMBER),
     "munchausen_clip": (0.1, *NO_NUMBER),
     **dict.fromkeys(("tau", "theta", "expectile"), (0.0, *NO_SHARE)),
     "epsilon": NO_SHARES,

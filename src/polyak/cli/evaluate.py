@@ -64,7 +64,7 @@ def evaluate(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     description = (
         "Evaluate the greedy policy of RUN: a run directory, its subdirectory `best`, a file of polyak pack, or a directory of "
-        "runs (seeds). `polyak evaluate RUN --data DATA` estimates its value from a data set; add --help for its flags."
+        "runs (seeds). With --data DATA its value is estimated from a data set; add --help for the flags of that."
     )
     if any(word.partition("=")[0] == "--data" for word in arguments):
         from polyak.cli.evaluate_on_data import evaluate_on_data

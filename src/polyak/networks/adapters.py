@@ -14,6 +14,7 @@ from jaxtyping import PRNGKeyArray
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import Network, PyTree, Variables
+from polyak.networks.heads import PolicySettings
 from polyak.networks.pair import ActorAndCritic
 
 
@@ -45,7 +46,7 @@ def warn_of_training_layers(owner: str, network: Network, variables: Variables) 
     for half, arrays in halves:
         if isinstance(half, FlaxNNX | FlaxLinen | Equinox):
             layers += half.training_layers(arrays)
-        elif has_batch_statistics(arrays):
+        elif isinstance(half, PolicySettings) and has_batch_statistics(arrays):  # the built-in actor
             layers.append(repr(half))
     if layers:
         warnings.warn(

@@ -295,7 +295,7 @@ def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
 
 
 def adam(
-    learning_rate: Schedule, env_steps: Count = 0, *, b1: float, eps: Scalar, max_grad_norm: Scalar | None
+    learning_rate: Schedule, env_steps: Count = 0, *, b1: float = 0.9, eps: Scalar, max_grad_norm: Scalar | None
 ) -> optax.GradientTransformation:
     """Adam after clipping by the global norm, on the parameters as one vector.
 
