@@ -144,12 +144,3 @@ def test_advantage_learning_widens_the_gap_as_theory_says():
 def test_two_ways_to_increase_the_gap_together_are_an_error():
     with pytest.raises(ValueError, match="DQN: munchausen and gap_weight are two ways to increase the action gap"):
         agent_with(polyak.DQN, munchausen=0.9, gap_weight=0.9)
-
-
-@pytest.mark.slow
-def test_munchausen_dqn_learns_cartpole():
-    settings = {"munchausen": 0.9}
-    result = polyak.train.run(
-        "dqn", "jax/CartPole-v1", env_steps=50_000, seed=0, settings=settings, eval_episodes=20, progress=False
-    )
-    assert result.evaluation.mean_return > 150
