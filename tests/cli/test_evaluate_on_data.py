@@ -7,16 +7,21 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.off_policy_evaluation import action_log_probs
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
+    """Episodes of one step with random actions, half of which any greedy policy would have taken."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observations": rng.normal(size=(200, 4)).astype(np.float32),
+        "actions": rng.integers(0, 2, 200),
+        "rewards": np.ones(200),
+        "terminations": np.ones(200, bool),
+        "log_probs": np.full(200, np.log(0.5)),
+    }
     path = tmp_path_factory.mktemp("data") / "cartpole.npz"
-    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
-    policy = polyak.policies.Uniform(env.spec)
-    recorded = polyak.data.collect(policy, env, 1_000)
-    polyak.data.save(dataclasses.replace(recorded, log_prob=action_log_probs(policy, recorded)), path)
+    polyak.data.save(polyak.data.load(arrays, spec=polyak.envs.make("jax/CartPole-v1").spec), path)
     return path
 
 
