@@ -1,6 +1,7 @@
 """`polyak.evaluate_offline`: values of a small MDP by every estimator, spaces, memory, and bad input."""
 
 import dataclasses
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,15 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.core.spaces import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep
 from polyak.networks.critics import Critics
 from polyak.off_policy_evaluation import FQE, FittedQ, action_log_probs, evaluate_offline, policy_value
 from polyak.off_policy_evaluation.importance import ImportanceRatios, importance_sampling, weighted_importance_sampling
-from polyak.off_policy_evaluation.policy_steps import read_steps
-from polyak.ops.distributions import Categorical, Normal
+from polyak.off_policy_evaluation.policy_steps import compute_choices, read_steps
+from polyak.ops.distributions import Categorical, Deterministic, Joint, Normal, bounded
+from polyak.ops.distributions.exploration import Select
 from polyak.policies import Greedy, Mixture, Uniform
 from tests.off_policy_evaluation.mdp import ACTIONS, BEHAVIOR, GAMMA, SPEC, STATES, TARGET, Table, load, play, solve
 
@@ -244,6 +246,93 @@ def test_deterministic_policies_of_box_actions_and_policies_without_spec_are_err
     for name, options in (("policy", {"behavior": behavior}), ("behavior", {"behavior": Greedy(behavior)})):
         with pytest.raises(ValueError, match=rf"{name} must have probabilities of actions, got a deterministic policy of Box"):
             polyak.evaluate_offline(Greedy(policy) if name == "policy" else policy, data, method="is", **options)
+
+
+@struct
+class Warming:
+    """A uniform distribution in the rows with an observation below 0, else a normal one, in a Dict with a fixed gear."""
+
+    spec: EnvSpec = static()
+
+    def initial_state(self, batch_size):
+        return ()
+
+    def distribution(self, time_step, carry=()):
+        obs = jnp.asarray(time_step.obs)
+        uniform = bounded.Uniform(jnp.full(obs.shape, -0.5), jnp.full(obs.shape, 0.5), 1)
+        turn = Select((uniform, Normal(obs, jnp.full(obs.shape, 0.5), 1)), (obs[:, 0] >= 0).astype(jnp.int32))
+        return Joint({"gear": Deterministic(jnp.zeros(len(obs), jnp.int32)), "turn": turn}), carry
+
+    def action(self, time_step, carry, key):
+        return PolicyStep(self.distribution(time_step)[0].sample(seed=key), carry)
+
+
+def test_actions_on_a_bound_need_a_probability_there(continuous):
+    data, behavior, policy, _ = continuous
+    is_inside = np.abs(data.action[:, 0]) < 0.5
+    inside, uniform = data.select(np.flatnonzero(is_inside)), Uniform(data.spec)
+    np.testing.assert_allclose(action_log_probs(uniform, inside), 0, atol=1e-6)
+    first = (
+        rf"got only a density of Uniform for the action of step 0 of episode {np.argmin(is_inside)}, which is on a bound of Box"
+    )
+    for name, pair in (("policy", (uniform, behavior)), ("behavior", (policy, uniform))):
+        with pytest.raises(ValueError, match=f"evaluate_offline: {name} must have probabilities of actions, {first}"):
+            polyak.evaluate_offline(pair[0], data, method="is", behavior=pair[1])
+    agent = polyak.SAC(dataclasses.replace(policy.spec, action_scaling="rescale"))
+    with pytest.raises(ValueError, match=r"action_log_probs: .* got only a density of .*; use method='fqe' or 'dm'"):
+        action_log_probs(agent.collect_policy(agent.init(jax.random.key(0))), data)
+
+
+def test_parts_of_an_action_may_be_deterministic_and_rows_have_distributions_of_their_own():
+    obs, turn = np.array([-0.2, 0.2, 0.4, -0.4])[:, None], np.array([0.1, 0.5, -0.5, 0.3])[:, None]
+    space = Dict({"gear": Discrete(2), "turn": Box(-0.5, 0.5, (1,))})
+    policy = Warming(EnvSpec(Box(-1.0, 1.0, (1,)), space))
+    arrays = {"observations": obs, "actions": {"gear": np.zeros(4, int), "turn": turn}, "rewards": np.ones(4)}
+    arrays |= {"terminations": np.ones(4, bool)}
+    phi = lambda z: statistics.NormalDist().cdf(z)  # noqa: E731
+    data = polyak.data.load(arrays, spec=policy.spec)
+    log_probs = action_log_probs(policy, data)
+    np.testing.assert_allclose(np.exp(log_probs), [1, 1 - phi(0.6), phi(-1.8), 1], rtol=1e-4)
+    count = compute_choices(read_steps("test", policy, data), jax.random.key(0), 10).probability.shape[1]
+    assert count == 10  # as not all parts are deterministic
+    arrays["actions"]["turn"] = turn[[1, 1, 2, 3]]
+    with pytest.raises(ValueError, match=r"step 0 of episode 0, which is on a bound of Box.* at action 'turn'"):
+        action_log_probs(policy, polyak.data.load(arrays, spec=policy.spec))
+
+
+def test_integer_boxes_have_no_probabilities(continuous):
+    spec = EnvSpec(Box(-1.0, 1.0, (1,)), Box(0, 4, (1,), np.int32))
+    arrays = {"observations": np.zeros((8, 1)), "actions": np.arange(8)[:, None] % 5, "rewards": np.ones(8)}
+    data = polyak.data.load(arrays | {"terminations": np.ones(8, bool)}, spec=spec)
+    with pytest.raises(
+        ValueError, match=r"must have probabilities of actions, got integers of Box.*; use method='fqe' or 'dm'"
+    ):
+        polyak.evaluate_offline(Uniform(spec), data, method="is", behavior=Uniform(spec))
+    assert polyak.evaluate_offline(
+        Uniform(spec), data, method="dm", q=lambda obs, action: obs[:, 0] + 1
+    ).value == pytest.approx(1)
+
+
+def test_a_policy_without_spec_must_have_the_number_of_actions_of_the_data(data):
+    policy = Table(np.full((STATES, ACTIONS + 1), 0.25), spec=None)
+    with pytest.raises(ValueError, match=f"policy must have the {ACTIONS} actions of the data, got {ACTIONS + 1}"):
+        polyak.evaluate_offline(policy, data, method="dm", q=known_q)
+
+
+def test_noisy_networks_that_explore_are_errors():
+    agent = polyak.DQN(SPEC, network=polyak.MLP((8,), head=polyak.QValues(noisy=True)))
+    state = agent.init(jax.random.key(0))
+    data = load(play(BEHAVIOR, 5, np.random.default_rng(0)))
+    with pytest.raises(ValueError, match=r"must not act by draws or earlier actions of its own, .* got FreshNoise"):
+        polyak.evaluate_offline(POLICY, data, method="is", behavior=agent.collect_policy(state))
+    assert np.isfinite(action_log_probs(agent.policy(state), data)).any()
+
+
+def test_deterministic_actions_need_one_sample(continuous):
+    data, _, policy, _ = continuous
+    for each, count in ((policy, 10), (Greedy(policy), 1)):
+        steps = read_steps("test", each, data)
+        assert compute_choices(steps, jax.random.key(0), 10).probability.shape == (len(steps.time_steps.first), count)
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.policy_faults import ExceptionRelay
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete, leaf_spaces, map_space
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiDiscrete, in_action, leaf_spaces, map_space
 from polyak.core.struct import struct
 from polyak.core.types import Policy, PyTree, TimeStep
 from polyak.data.content import check_spaces
@@ -22,15 +23,17 @@ from polyak.networks.policy_head import range_of_means
 from polyak.ops.distributions import Categorical, Deterministic, Joint, Normal
 from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.combinations import MAX_COMBINATIONS, Combinations, unravel_action
-from polyak.ops.distributions.exploration import Select
+from polyak.ops.distributions.events import add
+from polyak.ops.distributions.exploration import Select, select_rows
 from polyak.policies.mixture import Mixture
 from polyak.policies.noise import ActionSmoothing, OUNoise
+from polyak.policies.q_policy import FreshNoise
 from polyak.policies.sde import StateDependentExploration
 
 # Rows in one call of a policy or of action values.
 CHUNK = 4096
-# They act by their own earlier draws or actions, which are not those of the data.
-SELF_DEPENDENT = (Mixture, OUNoise, ActionSmoothing, StateDependentExploration)
+# They act by draws or earlier actions of their own, which are not those of the data.
+SELF_DEPENDENT = (Mixture, OUNoise, ActionSmoothing, StateDependentExploration, FreshNoise)
 
 Outputs = Callable[[Any, PyTree, PRNGKeyArray], PyTree]
 
@@ -96,8 +99,8 @@ def read_steps(owner: str, policy: Policy, data: Any, name: str = "policy") -> P
 
     Raises:
         TypeError: `policy` is no policy, or `data` no data set.
-        ValueError: the data are of another environment, or the policy acts by its own earlier actions, or has Box actions
-            without a spec.
+        ValueError: the data are of another environment, or the policy acts by draws or earlier actions of its own, or has Box
+            actions without a spec.
     """
     check_policy_methods(owner, policy, name)
     if not isinstance(data, DataSet):
@@ -105,8 +108,8 @@ def read_steps(owner: str, policy: Policy, data: Any, name: str = "policy") -> P
     nodes = jax.tree.leaves(policy, is_leaf=lambda node: isinstance(node, SELF_DEPENDENT))
     if others := [type(node).__name__ for node in nodes if isinstance(node, SELF_DEPENDENT)]:
         raise ValueError(
-            f"{owner}: {name} must not act by its own earlier draws or actions, which the data lack, got {others[0]}; evaluate "
-            "the policies inside"
+            f"{owner}: {name} must not act by draws or earlier actions of its own, which the data lack, got {others[0]}; "
+            "evaluate the policies inside"
         )
     spec: EnvSpec | None = getattr(policy, "spec", None)
     if spec is None and any(isinstance(leaf, Box) for _, leaf in leaf_spaces(data.spec.action)):
@@ -131,27 +134,25 @@ def action_log_probs(policy: Policy, data: DataSet) -> npt.NDArray[np.float32]:
     `dataclasses.replace(data, log_prob=action_log_probs(policy, data))` stores those of the policy that has collected the data.
 
     For each number of a Box action it is the log-density per unit of the environment's actions; but where the action is on a
-    bound, the logarithm of the probability that the policy's action lies on the bound or beyond, as actions are clipped.
+    bound, the logarithm of the probability that the policy's action lies on the bound or beyond, as actions are clipped. Only a
+    Gaussian policy has that one.
 
     Raises:
         TypeError, ValueError: `policy` or `data` is invalid, or the policy is deterministic with Box actions, or has no
-            probabilities.
+            probabilities, as for Boxes of integers; or an action is on a bound, and the policy is not Gaussian.
     """
     return compute_log_probs(read_steps("action_log_probs", policy, data))
 
 
 def compute_log_probs(steps: PolicySteps) -> npt.NDArray[np.float32]:
     """See `action_log_probs`."""
-    boxes = [str(leaf) for _, leaf in leaf_spaces(steps.spec.action) if isinstance(leaf, Box)]
     wanted = f"{steps.name} must have probabilities of actions"
+    for path, leaf in leaf_spaces(steps.spec.action):
+        if isinstance(leaf, Box) and leaf.dtype.kind != "f":
+            raise ValueError(f"{wanted}, got integers of {leaf}{in_action(path)}, which have none; use method='fqe' or 'dm'")
 
     def outputs(distribution: Any, action: PyTree, key: PRNGKeyArray) -> PyTree:
-        if boxes and _is_deterministic(distribution):
-            raise ValueError(
-                f"{wanted}, got a deterministic policy of {boxes[0]}, whose actions the data never have exactly; use "
-                "method='fqe' or 'dm', which need none"
-            )
-        return _clip_distribution(distribution, steps.spec).log_prob(action)
+        return _log_prob(wanted, steps.spec, steps.spec.action, distribution, action)
 
     source = np.zeros(len(steps.time_steps.first), np.int64)
     source[steps.row] = np.arange(len(steps.row))
@@ -160,9 +161,15 @@ def compute_log_probs(steps: PolicySteps) -> npt.NDArray[np.float32]:
         log_prob: npt.NDArray[np.float32] = _map_rows(steps, actions, outputs, jax.random.key(0))[steps.row]
     except NotImplementedError as error:
         raise ValueError(f"{wanted}, got {type(steps.policy).__name__}: {error}; use method='fqe' or 'dm'") from None
-    if np.isnan(log_prob).any():
-        place = steps.describe_first(np.isnan(log_prob))
-        raise ValueError(f"{wanted}, got NaN for the action of {place}")
+    if (is_bad := np.isnan(log_prob)).any():
+        got = f"{type(steps.policy).__name__} for the action of {steps.describe_first(is_bad)}"
+        for (path, leaf), x in zip(leaf_spaces(steps.spec.action), jax.tree.leaves(steps.action), strict=True):
+            if isinstance(leaf, Box) and _is_on_bound(steps.spec, leaf, x[is_bad])[0]:
+                raise ValueError(
+                    f"{wanted}, got only a density of {got}, which is on a bound of {leaf}{in_action(path)}; use method='fqe' "
+                    "or 'dm'"
+                )
+        raise ValueError(f"{wanted}, got NaN of {got}")
     return log_prob - _log_units(steps)
 
 
@@ -175,14 +182,15 @@ def compute_choices(steps: PolicySteps, key: PRNGKeyArray, num_samples: int) -> 
         if every is not None:
             return _probabilities(distribution, every, len(action))
         keys = jax.random.split(key, 1 if _is_deterministic(distribution) else num_samples)
-        clipped = _clip_distribution(distribution, steps.spec)
-        samples = jax.vmap(lambda key: clipped.sample(seed=key), out_axes=1)(keys)
+        samples = jax.vmap(lambda key: distribution.sample(seed=key), out_axes=1)(keys)
         return map_space(lambda leaf, x: _clip(steps.spec, leaf, x), space, samples)
 
     rows = len(steps.time_steps.first)
     any_action = jax.tree.map(lambda x: np.zeros((rows, *x.shape[1:]), x.dtype), steps.action)
     result = _map_rows(steps, any_action, outputs, key)
     if every is not None:
+        if result.shape[1] != len(every):
+            raise ValueError(f"{steps.name} must have the {len(every)} actions of the data, got {result.shape[1]}")
         return Choices(np.broadcast_to(every, (rows, *every.shape)), result)
     count = jax.tree.leaves(result)[0].shape[1]
     return Choices(result, np.full((rows, count), 1 / count, np.float32))
@@ -193,21 +201,39 @@ def take_rows(tree: Any, index: npt.NDArray[np.int64]) -> Any:
     return jax.tree.map(lambda x: x[index], tree)
 
 
-def _clip_distribution(distribution: Any, spec: EnvSpec) -> Any:
-    """The distribution of the action that the environment executes: a Normal is clipped to the bounds of the action."""
+def _log_prob(wanted: str, spec: EnvSpec, space: Any, distribution: Any, action: PyTree) -> Array:
+    """The log-probability of the action that the environment executes: a Normal is clipped to the bounds of the action.
 
-    def leaf(space: Any, part: Any) -> Any:
-        match part:
-            case Normal() if isinstance(space, Box):
-                low, high = (jnp.broadcast_to(bound, part.loc.shape) for bound in spec.action_bounds(space))
-                return ClippedNormal(part.loc, part.scale, low, high, part.event_ndims)
-            case Select():
-                return Select(tuple(leaf(space, each) for each in part.parts), part.choice)
-        return part
+    NaN where an action is on a bound and the distribution has only a density there.
 
-    if isinstance(distribution, Joint):
-        return Joint(map_space(leaf, spec.action, distribution.parts))
-    return leaf(spec.action, distribution)
+    Raises:
+        ValueError: actions of a Box are deterministic.
+    """
+    log_prob = partial(_log_prob, wanted, spec)
+    boxes = [f"{leaf}{in_action(path)}" for path, leaf in leaf_spaces(space) if isinstance(leaf, Box)]
+    match distribution:
+        case Select():
+            each = [log_prob(space, part, action) for part in distribution.parts]
+            return cast(Array, select_rows(distribution.choice, each))
+        case Joint():
+            return add(jax.tree.leaves(map_space(log_prob, space, distribution.parts, action)))
+        case Deterministic() if boxes:
+            raise ValueError(
+                f"{wanted}, got a deterministic policy of {boxes[0]}, whose actions the data never have exactly; use "
+                "method='fqe' or 'dm', which need none"
+            )
+        case Normal() if boxes:
+            low, high = (jnp.broadcast_to(bound, distribution.loc.shape) for bound in spec.action_bounds(space))
+            distribution = ClippedNormal(distribution.loc, distribution.scale, low, high, distribution.event_ndims)
+    result: Array = distribution.log_prob(action)
+    has_density = isinstance(space, Box) and not isinstance(distribution, ClippedNormal)
+    return jnp.where(_is_on_bound(spec, space, action), jnp.nan, result) if has_density else result
+
+
+def _is_on_bound(spec: EnvSpec, box: Box, action: Any) -> Any:
+    """A number of the policy's action is on a bound `[B]`."""
+    low, high = (np.broadcast_to(bound, action.shape) for bound in spec.action_bounds(box))
+    return ((action <= low) | (action >= high)).reshape(len(action), -1).any(axis=1)
 
 
 def _map_rows(steps: PolicySteps, actions: PyTree, outputs: Outputs, key: PRNGKeyArray) -> Any:
@@ -273,7 +299,7 @@ def _clip(spec: EnvSpec, leaf: Any, x: Array) -> Array:
 
 
 def _log_units(steps: PolicySteps) -> npt.NDArray[np.float32]:
-    """By how much a log-density per unit of the policy's actions exceeds one per unit of the environment's `[N]`.
+    """The excess of a log-density per unit of the policy's actions over one per unit of the environment's `[N]`.
 
     On a bound there is a probability, which has no unit.
     """
@@ -290,5 +316,6 @@ def _log_units(steps: PolicySteps) -> npt.NDArray[np.float32]:
 
 
 def _is_deterministic(distribution: Any) -> bool:
+    """All parts of the action are deterministic."""
     nodes = jax.tree.leaves(distribution, is_leaf=lambda node: isinstance(node, Deterministic))
-    return any(isinstance(node, Deterministic) for node in nodes)
+    return all(isinstance(node, Deterministic) for node in nodes)
