@@ -13,11 +13,13 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiD
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep
 from polyak.networks.critics import Critics
-from polyak.off_policy_evaluation import FQE, FittedQ, action_log_probs, evaluate_offline, policy_value
+from polyak.off_policy_evaluation import FQE, FittedQ, action_log_probs, evaluate_offline, fitted_q, policy_value
+from polyak.off_policy_evaluation.fitted_q import warn_of_impossible_values
 from polyak.off_policy_evaluation.importance import ImportanceRatios, importance_sampling, weighted_importance_sampling
 from polyak.off_policy_evaluation.policy_steps import compute_choices, read_steps
 from polyak.ops.distributions import Categorical, Deterministic, Joint, Normal, bounded
 from polyak.ops.distributions.exploration import Select
+from polyak.ops.gradient_step import Aux
 from polyak.policies import Greedy, Mixture, Uniform
 from tests.off_policy_evaluation.mdp import ACTIONS, BEHAVIOR, GAMMA, SPEC, STATES, TARGET, Table, load, play, solve
 
@@ -416,7 +418,7 @@ def rng_data():
         ({"gamma": 1.01}, ValueError, r"gamma must be a number in \[0, 1\], got 1.01"),
         ({"gamma": "0.9"}, TypeError, "gamma must be a number"),
         ({"gamma": 1.0}, ValueError, r"gamma must be below 1 for FQE, as \d+ episodes were cut short"),
-        ({"confidence": 1.0}, ValueError, "confidence must be a number"),
+        ({"confidence": 0.9999}, ValueError, r"confidence must be a number in \(0, 0.999\]"),
         ({"resamples": 4}, ValueError, "resamples must be an integer >= 5"),
         ({"seed": -1}, ValueError, "seed must be an integer"),
         ({"method": "is", "per_decision": 1}, ValueError, "per_decision must be one of None, True, False"),
@@ -528,6 +530,42 @@ def test_gradient_steps_follow_from_gamma_and_tau(data, arrays):
         FQE(gradient_steps=80 * longest - 1).for_data(steps, 1.0, 1)
 
 
+def test_gradient_steps_end_soon_after_one_that_is_not_finite(data, monkeypatch):
+    counts = []
+    program = fitted_q._program
+
+    def record(*arguments):
+        counts.append(int(arguments[-1]))
+        return program(*arguments)
+
+    monkeypatch.setattr(fitted_q, "_program", record)
+    monkeypatch.setattr(
+        fitted_q, "_loss", lambda params, index, **_: (jnp.nan * sum(map(jnp.sum, jax.tree.leaves(params))), Aux({}, {}))
+    )
+    fqe = dataclasses.replace(QUICK["fqe"], critics=Critics((3,)))
+    with pytest.raises(FloatingPointError, match="FQE: 1 gradient steps were NaN or infinite"):
+        polyak.evaluate_offline(POLICY, data, gamma=GAMMA, fqe=fqe, resamples=5)
+    assert counts == [1]
+
+
+@pytest.mark.filterwarnings("error")
+def test_values_close_to_rewards_that_are_all_0_are_no_warning(data):
+    steps = read_steps("test", POLICY, dataclasses.replace(data, reward=np.zeros_like(data.reward)))
+    warn_of_impossible_values(np.array([[-1e-4, 1e-4]]), steps, GAMMA)
+    with pytest.raises(UserWarning, match="the values of FQE reach"):
+        warn_of_impossible_values(np.array([[0.01]]), steps, GAMMA)
+
+
+def test_a_fitted_q_must_have_gamma_and_the_action_units_of_the_policy(continuous):
+    data, behavior, policy, _ = continuous
+    q = FittedQ(None, None, 0.0, 1.0, Critics(), dataclasses.replace(policy.spec, action_scaling="rescale"), 0.9)
+    for options in ({"method": "dm"}, {"method": "dr", "behavior": behavior}):
+        with pytest.raises(ValueError, match=r"gamma must be 0.9, with which q was learned, got 0.8"):
+            polyak.evaluate_offline(policy, data, q=q, gamma=0.8, **options)
+        with pytest.raises(ValueError, match=r"q must have the actions Box.* \(clip\), got Box.* \(rescale\)"):
+            polyak.evaluate_offline(policy, data, q=q, gamma=0.9, **options)
+
+
 def test_the_package_exports_the_function():
     assert evaluate_offline is polyak.evaluate_offline
 
@@ -536,6 +574,7 @@ def test_settings_of_fqe_are_checked():
     for settings, error, message in (
         ({"critics": "mlp"}, TypeError, r"FQE: critics must be Critics\(...\)"),
         ({"critics": Critics(num_quantiles=5)}, ValueError, "FQE: num_quantiles of critics must be None"),
+        ({"critics": Critics(num_critics=5)}, ValueError, "FQE: num_critics of critics must be left out, .* got 5"),
         ({"gradient_steps": 0}, ValueError, "FQE: gradient_steps must be an integer"),
         ({"learning_rate": 0.0}, ValueError, "FQE: learning_rate must be a number"),
         ({"tau": 0.0}, ValueError, "FQE: tau must be a number"),

@@ -97,19 +97,19 @@ class Estimator:
         for start in range(0, resamples, size):
             estimates.append(self.resample(draw_counts(rng, min(size, resamples - start), episodes)))
         all_estimates = np.concatenate(estimates)
-        defined = all_estimates[~np.isnan(all_estimates)]
-        if missing := resamples - len(defined):
-            unknown = f"evaluate_offline: {missing} of {resamples} resamples have no episode with a weight above 0"
-            if not len(defined):
+        finite = all_estimates[~np.isnan(all_estimates)]
+        if num_nan := resamples - len(finite):
+            unknown = f"evaluate_offline: {num_nan} of {resamples} resamples have no episode with a weight above 0"
+            if not len(finite):
                 raise ValueError(f"{unknown}; use method='fqe', or more resamples")
             warn(f"{unknown}, and the interval leaves them out: it is too narrow")
         tail = 50 * (1 - confidence)
-        low, high = np.percentile(defined, (tail, 100 - tail))
-        return float(self.resample(np.ones((1, episodes)))[0]), float(low), float(high), float(defined.std())
+        low, high = np.percentile(finite, (tail, 100 - tail))
+        return float(self.resample(np.ones((1, episodes)))[0]), float(low), float(high), float(finite.std())
 
 
 def draw_counts(rng: np.random.Generator, resamples: int, episodes: int) -> Floats:
-    """How often each of E episodes is in each resample of E, `[R, E]`."""
+    """The number of times that each of E episodes is in each resample of E, `[R, E]`."""
     return rng.multinomial(episodes, np.full(episodes, 1 / episodes), size=resamples).astype(np.float64)
 
 

@@ -37,6 +37,8 @@ def _check_critics(owner: str, name: str, value: Any) -> None:
         raise TypeError(f"{owner}: {name} must be Critics(...), got {value!r:.80}")
     if value.num_quantiles is not None:
         raise ValueError(f"{owner}: num_quantiles of {name} must be None, got {value.num_quantiles}")
+    if value.num_critics != Critics().num_critics:
+        raise ValueError(f"{owner}: num_critics of {name} must be left out, as each resample has one, got {value.num_critics}")
 
 
 @struct(kw_only=True)
@@ -49,10 +51,11 @@ class FQE:
     exact; over Box actions it is the mean of samples.
 
     An error of Q that is the same everywhere shrinks by the factor 1 - τ (1 - γ) with each gradient step, so a γ close to 1
-    needs more of them, or a larger τ.
+    needs more of them, or a larger τ. The critics of all resamples begin at one level, so the interval leaves out what remains
+    of this error.
 
     Attributes:
-        critics: the networks of Q; `num_critics` has no effect.
+        critics: the networks of Q, with the default of `num_critics`; each resample has one.
         gradient_steps: number of gradient steps, at least 4 / (τ (1 - γ)); None takes 5 / (τ (1 - γ)), and at least 10,000.
             With γ = 1, the length of the longest episode stands for 1 / (1 - γ).
         batch_size: recorded steps in a gradient step.
@@ -110,6 +113,7 @@ class FittedQ:
         center, scale: Q = center + scale · the network's output.
         critics: the networks.
         spec: the policy's spec.
+        gamma: the discount per step.
     """
 
     variables: Variables
@@ -118,6 +122,7 @@ class FittedQ:
     scale: Float[Any, ""]
     critics: Critics = static()
     spec: EnvSpec = static()
+    gamma: float = static()
 
     def __call__(self, obs: PyTree, action: PyTree) -> Float[Array, " B"]:
         """Q(s, a) `[B]`."""
@@ -191,7 +196,7 @@ def fit(fqe: FQE, steps: PolicySteps, choices: Choices, counts: Floats, gamma: f
         raise FloatingPointError(
             f"FQE: {skipped} gradient steps were NaN or infinite; lower learning_rate={fqe.learning_rate:g}"
         )
-    return FittedQ(copies.variables("target"), normalizer, jnp.float32(center), jnp.float32(scale), critics, steps.spec)
+    return FittedQ(copies.variables("target"), normalizer, jnp.float32(center), jnp.float32(scale), critics, steps.spec, gamma)
 
 
 def warn_of_impossible_values(values: Floats, steps: PolicySteps, gamma: float) -> None:
@@ -199,7 +204,7 @@ def warn_of_impossible_values(values: Floats, steps: PolicySteps, gamma: float) 
     if gamma == 1.0:
         return
     low, high = (float(bound) / (1 - gamma) for bound in (min(0.0, steps.data.reward.min()), max(0.0, steps.data.reward.max())))
-    slack = 0.1 * (high - low)
+    slack = 0.1 * (high - low) + 1e-3 * max(1.0, abs(low), abs(high))
     if values.min() < low - slack or values.max() > high + slack:
         warn(
             f"{OWNER}: the values of FQE reach from {values.min():.3g} to {values.max():.3g}, but the rewards allow "
@@ -231,12 +236,17 @@ def _critic_action(spec: EnvSpec, action: PyTree) -> Any:
 
 
 def _learn(fqe: FQE, copies: NetworkCopies, batches: _Batches, key: PRNGKeyArray) -> NetworkCopies:
-    """All gradient steps, in chunks of half a second, so that Ctrl-C is heard; chunks do not change the numbers."""
+    """All gradient steps, in chunks of half a second, so that Ctrl-C is heard; chunks do not change the numbers.
+
+    They end with the chunk in which a step was NaN or infinite.
+    """
     done, most, total = 0, 1, fqe.gradient_steps
     assert total is not None, "FQE.for_data has set it"
     while done < total:
         count, before = min(most, total - done), time.perf_counter()
         copies = jax.block_until_ready(_program(fqe, copies, batches, key, jnp.uint32(done), jnp.uint32(count)))
+        if int(copies.guard.skipped):
+            break
         done += count
         most = iterations_for(CHUNK_SECONDS, (time.perf_counter() - before) / count)
     return copies
@@ -296,9 +306,9 @@ def _optimizer(fqe: FQE) -> optax.GradientTransformation:
 
 def _returns_to_go(steps: PolicySteps, discount: Floats, final_value: float) -> Floats:
     """The discounted return of the data from each step on, with `final_value` where an episode was cut short."""
-    returns, following = np.zeros(len(steps.row)), 0.0
+    returns, return_ = np.zeros(len(steps.row)), 0.0
     is_last = np.append(np.diff(steps.episode) > 0, True)
     for i in range(len(returns) - 1, -1, -1):
-        following = float(steps.data.reward[i]) + discount[i] * (final_value if is_last[i] else following)
-        returns[i] = following
+        return_ = float(steps.data.reward[i]) + discount[i] * (final_value if is_last[i] else return_)
+        returns[i] = return_
     return returns

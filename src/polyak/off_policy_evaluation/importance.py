@@ -38,7 +38,7 @@ class ImportanceRatios:
 
     @cached_property
     def time(self) -> npt.NDArray[np.int64]:
-        """T of each step within its episode `[N]`, from 0."""
+        """The time t of each step within its episode `[N]`, from 0."""
         return np.arange(len(self.reward)) - np.repeat(self.starts, self.lengths)
 
     @cached_property

@@ -85,7 +85,7 @@ def evaluate_offline(
         per_decision: weight each reward by the ratios up to its step, which varies less; False weights whole returns. For
             `"is"` and `"wis"`, where None is True.
         fqe: settings of fitted Q evaluation, for `"fqe"` and `"dr"`; None takes `FQE()`.
-        confidence: level of the interval, in (0, 1).
+        confidence: level of the interval, in (0, 0.999].
         resamples: number of resamples of the episodes, at least 5, from which the interval follows. For `"fqe"` each one trains
             a critic, and None is 10; the other methods resample their estimates of the episodes, and None is 2,000.
         seed: source of all randomness.
@@ -103,13 +103,15 @@ def evaluate_offline(
     _check_arguments(method, gamma, confidence, resamples, seed)
     _check_options(method, {"behavior": behavior, "q": q, "per_decision": per_decision, "fqe": fqe})
     steps, gamma = read_steps(OWNER, policy, _complete_episodes(data)), float(gamma)
+    if isinstance(q, FittedQ):
+        _check_fitted_q(q, steps, gamma)
     settings = FQE() if fqe is None else fqe
     if q is None and method in OPTIONS["fqe"]:
         settings = settings.for_data(steps, gamma, least_episodes=FOLDS if method == "dr" else 1)
     result = partial(Estimate, confidence=confidence, method=method, gamma=gamma, episodes=steps.data.num_episodes)
     if method == "fqe":
-        fitted, value, others = _fit_resamples(settings, steps, gamma, resamples or 10, seed)
-        return result(value, *student_interval(value, others, confidence), q=fitted)
+        fitted_q, value, others = _fit_resamples(settings, steps, gamma, resamples or 10, seed)
+        return result(value, *student_interval(value, others, confidence), q=fitted_q)
     if method == "dm":
         estimator = Estimator.mean(_state_values(q, steps, _choices(settings, steps, seed), _starts(steps))[:, 0])
     else:
@@ -126,7 +128,7 @@ def evaluate_offline(
 def _check_arguments(method: str, gamma: Any, confidence: Any, resamples: Any, seed: Any) -> None:
     check_choice(OWNER, "method", method, METHODS)
     check_number(OWNER, "gamma", gamma, at_least=0, at_most=1)
-    check_number(OWNER, "confidence", confidence, above=0, at_most=1 - 1e-9)
+    check_number(OWNER, "confidence", confidence, above=0, at_most=0.999)
     check_integer(OWNER, "resamples", resamples, at_least=5, optional=True)
     check_integer(OWNER, "seed", seed, at_least=0, at_most=2**32 - 1)
 
@@ -145,6 +147,15 @@ def _check_options(method: str, options: dict[str, Any]) -> None:
     if (q is not None or method == "dm") and not callable(q):
         raise TypeError(f"{OWNER}: q must be a function of (obs, action) with method={method!r}, got {q!r:.80}")
     check_choice(OWNER, "per_decision", options["per_decision"], (None, True, False))
+
+
+def _check_fitted_q(q: FittedQ, steps: PolicySteps, gamma: float) -> None:
+    """Check that Q has the discount and the units of the policy's actions."""
+    if q.gamma != gamma:
+        raise ValueError(f"{OWNER}: gamma must be {q.gamma:g}, with which q was learned, got {gamma:g}")
+    learned, wanted = ((spec.action, spec.action_scaling) for spec in (q.spec, steps.spec))
+    if learned != wanted:
+        raise ValueError(f"{OWNER}: q must have the actions {wanted[0]} ({wanted[1]}), got {learned[0]} ({learned[1]})")
 
 
 def _complete_episodes(data: Any) -> Any:
