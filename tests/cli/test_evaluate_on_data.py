@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import polyak
+from tests.cli.processes import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,13 @@ def test_data_that_do_not_fit_are_errors(run, command, workdir, data):
     np.savez(workdir / "other.npz", **arrays)
     code, out, err = command("evaluate run --data=other.npz")
     assert (code, out) == (2, "") and "observations" in err
+
+
+def test_box_actions_are_for_fqe_alone(command):
+    assert command(f"train ppo jax/Pendulum-v1 --run-dir box --env-steps 64 {SETTINGS}")[0] == 0
+    for method in ("is", "wis", "dr"):
+        code, out, err = command(f"evaluate box --data none.npz --method {method}")
+        assert (code, out) == (2, "") and f"--method {method} is not for actions of Box" in err and "use --method fqe" in err
 
 
 def test_help_shows_the_flags(command):

@@ -9,6 +9,7 @@ from rich.console import Console
 from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run
 from polyak.core.checks import check_integer, check_number
+from polyak.core.spaces import Box, leaf_spaces
 from polyak.data.loading import load
 from polyak.off_policy_evaluation.fitted_q import FQE
 from polyak.off_policy_evaluation.policy_value import OPTIONS, evaluate_offline
@@ -27,7 +28,8 @@ class EvaluateOnDataFlags:
     data: str
     """data set: minari:NAME, a file .npz, .hdf5 or .h5, or a run directory, whose replay it is"""
     method: Literal["fqe", "is", "wis", "dr"] = "fqe"
-    """fqe learns Q; is, wis (importance sampling) and dr (doubly robust) need the array log_probs in --data"""
+    """fqe learns Q; is, wis (importance sampling) and dr (doubly robust) need the array log_probs in --data, and
+    actions that are no Boxes, where a greedy policy has no probabilities"""
     gamma: Annotated[float | None, default_hint("the agent's", "FLOAT")] = None
     """discount per step"""
     gradient_steps: Annotated[int | None, default_hint("5 / (0.05 (1 - gamma)), and at least 10,000", "INT")] = None
@@ -61,6 +63,9 @@ def evaluate_on_data(arguments: list[str]) -> int:
             gamma = getattr(config.agent, "gamma", None) if flags.gamma is None else flags.gamma
             if gamma is None:
                 raise UsageError(f"--gamma is missing: {config.algorithm} has none")
+            boxes = [str(leaf) for _, leaf in leaf_spaces(config.agent.spec.action) if isinstance(leaf, Box)]
+            if boxes and flags.method in OPTIONS["behavior"]:
+                raise UsageError(f"--method {flags.method} is not for actions of {boxes[0]}; use --method fqe")
             data = load(flags.data, spec=config.agent.spec)
             fqe = FQE(gradient_steps=flags.gradient_steps) if flags.method in OPTIONS["fqe"] else None
             with Console(markup=False, emoji=False).status(f"evaluating {directory} on {flags.data} …"):
