@@ -126,6 +126,12 @@ def test_action_gaps_by_hand(masked):
     np.testing.assert_allclose(difference, 0.5 * agent.action_gap(*values, batch), atol=1e-5)
 
 
+def test_the_gap_of_an_action_that_was_not_allowed_is_finite():
+    agent, batch = agent_with(polyak.DQN, gap_weight=0.0), make_batch(masked=True)
+    batch = dataclasses.replace(batch, action=jnp.asarray(np.argmin(MASK & NEXT_MASK, axis=1), jnp.int32))
+    assert np.isfinite(agent.td_target(batch, **networks_of(agent))).all()
+
+
 def test_advantage_learning_widens_the_gap_as_theory_says():
     """In one state that leads to itself, r = (1, 0.8, 0): the gap of an action grows by the factor 1 / (1 - α)."""
     agent, batch = agent_with(polyak.DQN, gap_weight=0.75), make_batch(masked=False)

@@ -144,9 +144,11 @@ class DQN(MunchausenSettings, QAgent):
 
     def action_gap(self, q: Float[Array, "N n"], next_q: Float[Array, "N n"], batch: Transition) -> Float[Array, " N"]:
         """min(gap(s), gap(s')) of values at s and s'."""
-        allowed = map(where_allowed, (q, next_q), (batch.action_mask, batch.next_action_mask))
+        best = jnp.max(where_allowed(q, batch.action_mask), axis=1)
+        gap = jnp.maximum(best - of_action(q, batch.action), 0.0)
         # Where the action is not allowed at s', gap(s') is infinite.
-        gap, next_gap = (jnp.max(x, axis=1) - of_action(x, batch.action) for x in allowed)
+        allowed = where_allowed(next_q, batch.next_action_mask)
+        next_gap = jnp.max(allowed, axis=1) - of_action(allowed, batch.action)
         return jnp.minimum(gap, jnp.where(batch.discount > 0, next_gap, 0.0))
 
     def _values(
