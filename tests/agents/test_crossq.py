@@ -89,9 +89,9 @@ def gradient(loss, params):
         for index in np.ndindex(array.shape):
             ends = []
             for step in (1e-6, -1e-6):
-                moved = array.copy()
-                moved[index] += step
-                ends.append(loss([*params[:i], moved, *params[i + 1 :]]))
+                other = array.copy()
+                other[index] += step
+                ends.append(loss([*params[:i], other, *params[i + 1 :]]))
             slope[index] = (ends[0] - ends[1]) / 2e-6
         slopes.append(slope)
     return slopes
@@ -109,9 +109,9 @@ def critic_arrays(tree, i):
 def actor_arrays(tree):
     dense, policy = tree["actor"]["dense"], tree["policy"]
     (first, last), layer, (scales,) = (dense["norms"][i] for i in range(2)), dense["layers"][0], policy["scales"].values()
-    picked = [first["scale"][0], first["bias"][0], layer["kernel"], layer["bias"], last["scale"][0], last["bias"][0]]
-    picked += [policy["linear"]["kernel"], policy["linear"]["bias"], scales["kernel"], scales["bias"]]
-    return [np.asarray(x, float) for x in picked]
+    arrays = [first["scale"][0], first["bias"][0], layer["kernel"], layer["bias"], last["scale"][0], last["bias"][0]]
+    arrays += [policy["linear"]["kernel"], policy["linear"]["bias"], scales["kernel"], scales["bias"]]
+    return [np.asarray(x, float) for x in arrays]
 
 
 def critic_norms(stats, i):
@@ -124,7 +124,7 @@ def actor_norms(stats):
     return Norms(*([np.asarray(part[name][0], float) for part in parts] for name in ("mean", "var")))
 
 
-def moved_statistics(copies, key):
+def other_statistics(copies, key):
     """Copies whose running statistics are not the initial ones, some so far away that r and d are clipped."""
 
     def move(path, x):
@@ -142,7 +142,7 @@ def step():
     """One `train_step` by gradient descent, with the copies before and after it, and the batch."""
     agent = make(optimizer=optax.sgd(0.1), policy_delay=1, reward_scale=2.0)
     copies = agent.init(KEY).copies
-    critics, actor = moved_statistics(copies.critics, KEY), moved_statistics(copies.actor, jax.random.key(1))
+    critics, actor = other_statistics(copies.critics, KEY), other_statistics(copies.actor, jax.random.key(1))
     temperature = dataclasses.replace(copies.temperature, log_alpha=jnp.log(jnp.float32(0.2)))
     copies = dataclasses.replace(copies, critics=critics, actor=actor, temperature=temperature)
     rows = batch(discount=jnp.array([0.9, 0.0, 0.9, 0.9, 0.0, 0.9]), weight=jnp.array([0.1, 0.2, 0.3, 0.2, 0.1, 0.1]))
@@ -361,3 +361,8 @@ def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
     resumed = run(agent, again, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps)
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_critics_without_batch_normalization_warn():
+    with pytest.warns(UserWarning, match="CrossQ: critics have no batch normalization, which replaces the target networks"):
+        make(critics=polyak.Critics((8,), norm="layer")).init(KEY)

@@ -10,7 +10,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.soft_actor import SoftActorAgent
 from polyak.core.struct import check_settings, struct
 from polyak.core.types import PyTree, Variables
+from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import check_critics, critic_terms
+from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import weighted_sum
@@ -73,8 +75,13 @@ class CrossQ(SoftActorAgent):
         self._check_together()
 
     def check_critics(self, variables: Variables) -> None:
-        """Check that critics return `(q, None)`."""
+        """Check that critics return `(q, None)`; warn of critics without batch normalization."""
         check_critics(self._critics, variables, self.spec_of("critic"))
+        if not has_batch_statistics(variables):
+            warn(
+                "CrossQ: critics have no batch normalization, which replaces the target networks; use "
+                "polyak.Critics(..., norm='batch_renorm', norm_before='linear')"
+            )
 
     def critic_loss(
         self,
