@@ -32,14 +32,14 @@ class CrossQ(SoftActorAgent):
 
     over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. A gradient
     step trains the critics; every `policy_delay`-th step then trains the actor against the new critics, and α with the new
-    actor. The defaults are those of the authors' code.
+    actor. The defaults are the authors'.
 
     Without normalization of the critics over both halves of the batch, which is what replaces the target networks, training
     usually diverges. Actor and critics are in evaluation mode, with their running statistics, wherever they are not trained:
     the actor in y and in J(α), the critics in J_π.
 
-    Differences from the authors' code: weights start as PyTorch's instead of LeCun's; β₁ is that of all networks instead of
-    0.9 for α; and J(α) draws actions of the new actor instead of taking those of J_π.
+    Differences from the authors' code: weights start as PyTorch's instead of LeCun's; all networks have one
+    β₁, which is 0.9 for α there; and J(α) draws actions of the new actor, where theirs has the actions of J_π.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor(norm="batch_renorm",
@@ -106,7 +106,7 @@ class CrossQ(SoftActorAgent):
         """
         action_key, dropout_key = jax.random.split(key)
         draw, _ = self.draw_actions(actor, batch.next_obs, batch.next_action_mask, action_key)
-        # One forward pass: the statistics are those of the actions that were taken and of the policy's together.
+        # One forward pass: the statistics are of the recorded actions and the policy's actions together.
         now, later = (batch.obs, batch.action), (batch.next_obs, draw.action)
         obs, action = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), now, later)
         q, stats = self.q_values_in_training(dataclasses.replace(critics, params=params), obs, action, dropout_key)

@@ -31,7 +31,7 @@ class DQN(MunchausenSettings, QAgent):
         L(θ) = E[ huber_κ(r + γ^m Q_target(s', a') - Q_θ(s, a)) ],    a' = argmax_a Q_θ(s', a)
 
     over n-step transitions drawn from a replay; without `double`, a' is the best action by Q_target itself. Where the
-    environment has an action mask, a' is an allowed action. With `munchausen` the target is that of `MunchausenSettings`. With
+    environment has an action mask, a' is an allowed action. `MunchausenSettings` has the target with `munchausen`. With
     `gap_weight` it is lower by the action gaps of advantage learning, which separate the best action from the others:
 
         - α_g min(gap(s), gap(s')),    gap(s) = max_b Q_target(s, b) - Q_target(s, a),    0 at a terminal state

@@ -28,7 +28,7 @@ class AdamSettings:
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_b1: Adam's β₁, the decay of the mean of the gradients.
         adam_eps: Adam's ε.
-        optimizer: any `optax.GradientTransformation`; replaces Adam and its settings, which are those above.
+        optimizer: any `optax.GradientTransformation`; replaces Adam and its settings above.
     """
 
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)

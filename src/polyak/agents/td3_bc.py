@@ -40,7 +40,7 @@ class TD3BC(DelayedActorAgent):
         E[ β |π_φ(s) - a|² - λ min_i Q_θi(s, π_φ(s)) ],    λ = 1 / E|min_i Q_θi(s, π_φ(s))|
 
     which is β dim A times the loss here with `q_weight` = 1 / (β dim A) and `actor_q="min"`. Its target has a penalty,
-    `critic_penalty` = β_2, of actions that are not those of the data in s', â':
+    `critic_penalty` = β_2, of actions that differ from the data's in s', â':
 
         y = r + γ^m (min_i Q_target,i(s', a') - β_2 |a' - â'|²)
 

@@ -92,7 +92,7 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
         raise UsageError(f"--log-std {changes['log_std']}: the flow of --flow-steps has no standard deviation; remove one")
     known = {name: _fields_by_flag(network) for name, network in networks.items()}
     if "actor" in known:
-        known["actor"].pop("norm", None)  # --norm is that of the critics.
+        known["actor"].pop("norm", None)  # --norm belongs to the critics.
     unknown = [f"--{name.replace('_', '-')}" for name in changes if not any(name in names for names in known.values())]
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")

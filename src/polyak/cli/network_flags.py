@@ -38,7 +38,7 @@ class NetworkFlags:
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
     """number of critics of SAC, TD3, TQC and CrossQ"""
     norm: Annotated[Norm | None, default_hint("the preset's, else the agent's", "{layer,batch,batch_renorm}")] = None
-    """normalize the dense layers, of an actor and critics those of the critics; batch and batch_renorm need critics"""
+    """normalize the dense layers; beside an actor the critics' layers alone; batch and batch_renorm need critics"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None

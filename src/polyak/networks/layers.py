@@ -73,8 +73,8 @@ class DenseSettings:
         hidden: widths of the layers.
         activation: activation after each layer.
         orthogonal: orthogonal weights with gain √2 and biases 0; else as PyTorch's.
-        norm: `"layer"` normalizes the outputs of each layer before its activation; None does not. Others are those of
-            `NormalizedDense`.
+        norm: `"layer"` normalizes the outputs of each layer before its activation; None does not. `NormalizedDense`
+            has the others.
         noisy: use `NoisyLayer`s, also in the head.
     """
 

@@ -28,8 +28,8 @@ class NormSettings:
 
     Attributes:
         norm: `"layer"`, `"batch"` or `"batch_renorm"`; None disables normalization. Batch normalization uses the mean and
-            variance of the batch in the network's own loss, and running ones elsewhere. Batch renormalization corrects those of
-            the batch towards the running ones.
+            variance of the batch in the network's own loss, and running ones elsewhere. Batch renormalization corrects
+            the batch's towards the running ones.
         norm_before: normalize before each `"activation"`; or before each `"linear"` layer, so also the inputs, and the features
             that the last layer sees.
         renorm_warmup: gradient steps during which batch renormalization is batch normalization, until its running mean and
@@ -47,12 +47,12 @@ class NormSettings:
 
 
 class BatchRenorm(nnx.Module):
-    """Batch normalization whose mean and variance are those of the batch, corrected towards the running ones.
+    """Batch normalization with the batch's mean and variance, corrected towards the running ones.
 
         y = γ (r (x - μ_B) / σ_B + d) + β,    r = clip(σ_B / σ, 1/3, 3),    d = clip((μ_B - μ) / σ, -5, 5)
 
-    in training mode, without gradients in r and d; σ² = variance + 10⁻³. The running μ and σ² of the formula are those from
-    before the batch, and move towards the batch's by 0.01. Where r and d are not clipped, y is what evaluation mode computes,
+    in training mode, without gradients in r and d; σ² = variance + 10⁻³. The formula has the running μ and σ² from before
+    the batch, which move towards the batch's by 0.01. Where r and d are not clipped, y is what evaluation mode computes,
     y = γ (x - μ) / σ + β. The first `warmup` times, r = 1 and d = 0, as in batch normalization.
 
     Attributes:

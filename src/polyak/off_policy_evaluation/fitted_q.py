@@ -260,8 +260,7 @@ def _steps(fqe: FQE, copies: NetworkCopies, batches: _Batches, key: PRNGKeyArray
         new, _ = copies.train(loss, _optimizer(fqe), index)
         return new.follow(updates=jnp.uint32(1))
 
-    result: NetworkCopies = jax.lax.fori_loop(start, start + count, step, copies)
-    return result
+    return jax.lax.fori_loop(start, start + count, step, copies)
 
 
 _program = jax.jit(_steps, donate_argnums=1)

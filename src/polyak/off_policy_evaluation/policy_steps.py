@@ -32,7 +32,7 @@ from polyak.policies.sde import StateDependentExploration
 
 # Rows in one call of a policy or of action values.
 CHUNK = 4096
-# They act by draws or earlier actions of their own, which are not those of the data.
+# They act by draws or earlier actions of their own, which the data lack.
 SELF_DEPENDENT = (Mixture, OUNoise, ActionSmoothing, StateDependentExploration, FreshNoise)
 
 Outputs = Callable[[Any, PyTree, PRNGKeyArray], PyTree]
@@ -49,7 +49,7 @@ class PolicySteps:
         spec: the policy's spec, with all entries of the data's observations.
         time_steps: leaves `[N + E, ...]`, episode by episode; the last row of an episode is its final observation.
         action: leaves `[N, ...]`.
-        row: the row of each step's observation `[N]`; that of its next observation is `row + 1`.
+        row: the row of each step's observation `[N]`; its next observation is in `row + 1`.
     """
 
     name: str
@@ -131,7 +131,7 @@ def read_steps(owner: str, policy: Policy, data: Any, name: str = "policy") -> P
 def action_log_probs(policy: Policy, data: DataSet) -> npt.NDArray[np.float32]:
     """The log-probabilities of the recorded actions under a policy, `[N]`.
 
-    `dataclasses.replace(data, log_prob=action_log_probs(policy, data))` stores those of the policy that has collected the data.
+    `dataclasses.replace(data, log_prob=action_log_probs(policy, data))` stores them for the policy that has collected the data.
 
     For each number of a Box action it is the log-density per unit of the environment's actions; but where the action is on a
     bound, the logarithm of the probability that the policy's action lies on the bound or beyond, as actions are clipped. Only a
@@ -275,8 +275,7 @@ def _probabilities(distribution: Any, actions: Array, rows: int) -> Float[Array,
             return distribution.numbers.probs()
 
     def log_prob(action: Array) -> Array:
-        result: Array = distribution.log_prob(jnp.broadcast_to(action, (rows, *action.shape)))
-        return result
+        return distribution.log_prob(jnp.broadcast_to(action, (rows, *action.shape)))
 
     return jnp.exp(jax.vmap(log_prob, out_axes=-1)(actions))
 
