@@ -170,6 +170,7 @@ class EpisodeStatistics:
 
     def __init__(self, episodes: Sequence[EndedEpisodes] = ()) -> None:
         self._ended = deque(episodes)
+        self._count = sum(entry.count for entry in episodes)
         self._since_report = InfoSums()
 
     @property
@@ -188,23 +189,23 @@ class EpisodeStatistics:
             reported = [info.sums | {SUCCESS: pair} for pair in pairs]
         totals = zip(counts, returns, lengths, reported, strict=True)
         self._ended += [EndedEpisodes(*entry) for entry in totals if entry[0]]
-        while self._ended and sum(entry.count for entry in self._ended) - self._ended[0].count >= EPISODE_WINDOW:
-            self._ended.popleft()
+        self._count += sum(counts)
+        while self._ended and self._count - self._ended[0].count >= EPISODE_WINDOW:
+            self._count -= self._ended.popleft().count
 
     def metrics(self) -> dict[str, float]:
         """Return the means by tag, without episode metrics before the first episode has ended; resets the means of `info`."""
         metrics = {tag: mean for tag, mean in self._since_report.means().items() if tag not in (RETURN, SUCCESS)}
         self._since_report = InfoSums()
-        count = sum(entry.count for entry in self._ended)
-        if not count:
+        if not self._count:
             return metrics
         episodes = InfoSums()
         for entry in self._ended:
             episodes.merge(InfoSums(entry.info))
         reported = episodes.means()
-        mean_return = sum(entry.returns for entry in self._ended) / count
-        metrics |= {RETURN: mean_return, LENGTH: sum(entry.lengths for entry in self._ended) / count}
-        if has_all_returns(episodes.count(RETURN), count):
+        mean_return = sum(entry.returns for entry in self._ended) / self._count
+        metrics |= {RETURN: mean_return, LENGTH: sum(entry.lengths for entry in self._ended) / self._count}
+        if has_all_returns(episodes.count(RETURN), self._count):
             metrics |= {RETURN: reported[RETURN], AGENT_RETURN: mean_return}
         if SUCCESS in reported:
             metrics[SUCCESS] = reported[SUCCESS]

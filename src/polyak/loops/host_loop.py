@@ -233,7 +233,7 @@ def _compile(
 def _update(program: Update, leaves: list[Any], means: Array, collected: Collected) -> Learned:
     learned = Learned(*program(leaves, means, collected.arrays))
     # Wait here, so that the update counts as training time.
-    jax.block_until_ready(learned.finished)
+    learned.finished.count.block_until_ready()
     return learned
 
 

@@ -35,7 +35,8 @@ class Collected:
     @property
     def env_steps(self) -> int:
         """The number of valid transitions."""
-        return int(np.sum(~self.arrays[0].last[:-1]))
+        is_last = self.arrays[0].last[:-1]
+        return is_last.size - int(np.count_nonzero(is_last))
 
 
 @dataclass(frozen=True)
