@@ -114,6 +114,8 @@ def _user_cache(tmp_path_factory):
     """Commands in processes of their own share compiled programs, and leave the user's cache directory alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
+        # Few programs of the tests are compiled twice; `tests.cli.processes` turns the cache on for its commands.
+        patch.setenv("POLYAK_COMPILATION_CACHE", "0")
         yield
 
 

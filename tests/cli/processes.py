@@ -32,7 +32,8 @@ def edit_config(run, old, new):
 def environment(jax_cache=None):
     """Of a process with one device, and of one memory of compiled programs with others."""
     cache = {"JAX_COMPILATION_CACHE_DIR": str(jax_cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return {**os.environ, "JAX_NUM_CPU_DEVICES": "1", **(cache if jax_cache else {})}
+    own = {"JAX_NUM_CPU_DEVICES": "1", "POLYAK_COMPILATION_CACHE": "1"}
+    return {**os.environ, **own, **(cache if jax_cache else {})}
 
 
 def start(arguments, directory, jax_cache=None):

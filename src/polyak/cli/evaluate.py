@@ -12,8 +12,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run
+from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run, print_note
 from polyak.cli.imports import ImportFlag, import_object
 from polyak.cli.user_code import read_user_run, with_agent
 from polyak.cli.user_flags import UserGroupOfRun
@@ -30,6 +29,7 @@ from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.pack import is_pack, unpack
 from polyak.storage.run_directory import RunError, runs_in
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import evaluate_policy
 from polyak.train.statistics import seed_statistics
@@ -76,7 +76,7 @@ def evaluate(arguments: list[str]) -> int:
         check_seed("polyak evaluate", "--seed", flags.seed)
         check_integer("polyak evaluate", "--max-steps", flags.max_steps, optional=True)
         with ExitStack() as stack:
-            stack.enter_context(compilation_cache(flags.compilation_cache, None))
+            stack.enter_context(compilation_cache(flags.compilation_cache, None, print_note))
             count_devices()  # Raises if JAX does not start.
             if is_pack(directory):
                 directory = stack.enter_context(unpack(directory))

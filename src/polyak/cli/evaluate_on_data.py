@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from rich.console import Console
 
-from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run
+from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run, print_note
 from polyak.core.checks import check_integer, check_number
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.data.loading import load
@@ -18,6 +17,7 @@ from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.pack import is_pack, unpack
 from polyak.storage.run_directory import RunError, runs_in
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import count_devices
 
 
@@ -51,7 +51,7 @@ def evaluate_on_data(arguments: list[str]) -> int:
             raise UsageError(f"--gradient-steps is for --method {' and '.join(OPTIONS['fqe'])}, got --method {flags.method}")
         check_seed("polyak evaluate", "--seed", flags.seed)
         with ExitStack() as stack:
-            stack.enter_context(compilation_cache(flags.compilation_cache, None))
+            stack.enter_context(compilation_cache(flags.compilation_cache, None, print_note))
             count_devices()  # Raises if JAX does not start.
             if is_pack(directory):
                 directory = stack.enter_context(unpack(directory))

@@ -272,6 +272,11 @@ def print_usage(text: str, arguments: Sequence[str]) -> int:
     return 0 if is_help else 2
 
 
+def print_note(text: str) -> None:
+    """Print a note to stderr."""
+    print(f"note: {text}", file=sys.stderr)
+
+
 def fail(message: object, code: int = 2) -> int:
     """Print an error; returns the exit code."""
     # The user of the command line has not called `polyak.envs.make`.

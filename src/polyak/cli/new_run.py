@@ -12,8 +12,7 @@ from polyak import envs
 from polyak.agents import agent_class
 from polyak.cli.agent_flags import changed_settings
 from polyak.cli.change_parts import change_parts
-from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import TrainFlags, UsageError, fail
+from polyak.cli.flags import TrainFlags, UsageError, fail, print_note
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import print_statistics, run_in_parallel, run_sequentially, run_to_exit_code
@@ -28,6 +27,7 @@ from polyak.presets import preset
 from polyak.presets.preset import with_length
 from polyak.runs import LOOPS_OF_WORKERS, MAX_COUNT, MAX_WORKERS, algorithm_name, check_seed
 from polyak.storage.run_directory import RunError
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import (
     accepts,
     choose_threads,
@@ -119,7 +119,7 @@ def train_new_run(
             if is_free and not accepts(agent, flags.num_envs, devices):
                 devices = 1
             threads = choose_threads(agent, devices, flags.num_envs, flags.seeds if in_parallel else 1)
-            with compilation_cache(flags.compilation_cache, threads):
+            with compilation_cache(flags.compilation_cache, threads, print_note):
                 available = start_jax(threads)
                 check_memory(agent, seeds=flags.seeds if in_parallel else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices

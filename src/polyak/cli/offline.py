@@ -9,7 +9,7 @@ import tyro
 
 from polyak.agents import AGENTS, agent_class
 from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
-from polyak.cli.flags import UsageError, default_hint, fail, parse
+from polyak.cli.flags import UsageError, default_hint, fail, parse, print_note
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.core.suggestions import unknown_name
 from polyak.presets import preset
@@ -96,7 +96,6 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
 
 def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settings: Any, network_flags: NetworkFlags) -> int:
     from polyak.cli.change_parts import change_parts
-    from polyak.cli.compilation_cache import compilation_cache
     from polyak.cli.new_run import run_directory
     from polyak.cli.replay_flags import ReplayFlags
     from polyak.cli.training_run import run_to_exit_code
@@ -106,6 +105,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
     from polyak.storage.config import ConfigError
     from polyak.storage.run_directory import RunError
     from polyak.train.agent_data import check_class_learns_from_data, load_data
+    from polyak.train.compilation_cache import compilation_cache
     from polyak.train.devices import choose_threads, dispatch_synchronously, start_jax
     from polyak.train.new_training import make_agent
     from polyak.train.offline import evaluation_envs, fit_to_data, prepare_offline, spec_for
@@ -127,7 +127,7 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
             made = change_parts(algorithm, made, network_flags, ReplayFlags(), flags.gradient_steps, settings)
             agent = fit_to_data(made, data)
             threads = choose_threads(agent, 1, 1)
-            with compilation_cache(flags.compilation_cache, threads):
+            with compilation_cache(flags.compilation_cache, threads, print_note):
                 start_jax(threads)
                 training = prepare_offline(
                     agent,

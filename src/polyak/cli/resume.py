@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import agent_flags
-from polyak.cli.compilation_cache import compilation_cache
 from polyak.cli.flags import (
     EVAL_EPISODES,
     TrainFlags,
@@ -17,6 +16,7 @@ from polyak.cli.flags import (
     fail,
     field_names,
     parse_for_run,
+    print_note,
     unknown_flags,
 )
 from polyak.cli.imports import ImportFlag
@@ -34,6 +34,7 @@ from polyak.storage.checkpoint import CheckpointError, steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.agent_settings import check_agent_settings
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import configure_devices, dispatch_synchronously, leave_accelerators, start_jax
 from polyak.train.evaluation import close_envs
 from polyak.train.resumption import ended_schedules, prepare_resumption, with_learners, with_workers
@@ -123,7 +124,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
         check_resume_flags(flags, directory)
         config = read_config(open_run(directory))
         dispatch_synchronously()
-        with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
+        with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads, print_note):
             start_jax(config.threads)
             config = dataclasses.replace(config, env_steps=flags.env_steps or config.env_steps)
             for sentence in ended_schedules(run, config):
@@ -132,7 +133,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
     config = read_user_run(open_run(directory), flags.user, flags.imports).config
     # May raise, so it is called before the run is opened for writing.
     _with_workers(config, flags)
-    with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads):
+    with open_run(directory, write=True) as run, compilation_cache(flags.compilation_cache, config.threads, print_note):
         user_run = read_user_run(run, flags.user, flags.imports, exact=True)
         config = user_run.config
         planned = config.env_steps

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from polyak.agents import AGENTS
-from polyak.cli.flags import UsageError, default_hint, fail, parse, print_usage
+from polyak.cli.flags import UsageError, default_hint, fail, parse, print_note, print_usage
 from polyak.core.suggestions import unknown_name
 
 USAGE = "polyak study ALGO ENV --trials N [flags]\npolyak study --list"
@@ -75,17 +75,17 @@ def study(arguments: list[str]) -> int:
 
 
 def _search(algorithm: str, env_id: str, flags: StudyFlags) -> int:
-    from polyak.cli.compilation_cache import compilation_cache
     from polyak.storage.run_files import RunError
     from polyak.studies.study import study as run_study
     from polyak.studies.training import StudyStopped
+    from polyak.train.compilation_cache import compilation_cache
 
     directory = flags.directory or Path("studies") / f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}"
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     values |= {"directory": directory, "seed": values.pop("sampler_seed")}
     received: list[int] = []
     try:
-        with _raise_on_sigterm(received), compilation_cache(True, None):
+        with _raise_on_sigterm(received), compilation_cache(True, None, print_note):
             result = run_study(algorithm, env_id, **values)
     except (ValueError, TypeError, ImportError, RunError) as error:
         return fail(error)

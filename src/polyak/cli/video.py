@@ -8,8 +8,7 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from polyak.cli.compilation_cache import compilation_cache
-from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run
+from polyak.cli.flags import UsageError, default_hint, fail, parse_for_run, print_note
 from polyak.cli.imports import ImportFlag
 from polyak.cli.user_code import read_user_run, with_agent
 from polyak.cli.user_flags import UserGroupOfRun
@@ -20,6 +19,7 @@ from polyak.runs import RunConfig, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import Run, RunError
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import close_envs
 from polyak.train.run_video import Playback, check_path, open_policies
@@ -121,7 +121,7 @@ def _playback(owner: str, flags: WatchFlags) -> Playback:
 @contextmanager
 def _loaded(owner: str, directory: Path, flags: WatchFlags) -> Iterator[_Loaded]:
     """Load the policy and create its environment, which is closed at the end."""
-    with compilation_cache(flags.compilation_cache, None):
+    with compilation_cache(flags.compilation_cache, None, print_note):
         count_devices()  # Raises if JAX does not start.
         run, checkpoints = open_policies(directory, best=flags.best)
         user_run = read_user_run(run, flags.user, flags.imports)

@@ -111,10 +111,16 @@ def choose_threads(agent: Agent, devices: int, num_envs: int, parallel_seeds: in
     """
     if is_jax_started():
         return None
-    setting = os.environ.get(THREADS, "")
-    if setting.isdecimal() and 0 < int(setting) <= MAX_THREADS:
-        return int(setting)
+    setting = threads_setting()
+    if setting is not None:
+        return setting
     return devices if parallel_seeds == 1 and agent.prefers_single_thread(num_envs, devices) else None
+
+
+def threads_setting() -> int | None:
+    """The value of PJRT_NPROC, the number of JAX threads that the user has set, or None."""
+    setting = os.environ.get(THREADS, "")
+    return int(setting) if setting.isdecimal() and 0 < int(setting) <= MAX_THREADS else None
 
 
 def start_jax(threads: int | None) -> int:

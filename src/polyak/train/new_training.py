@@ -23,6 +23,7 @@ from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, run_key, seed_of
 from polyak.storage.run_directory import create
 from polyak.train.agent_data import with_data
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import check_eval_env, close_envs, require_source
 from polyak.train.learners import check_group, check_learners
@@ -64,7 +65,10 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
     group = check_group(fields)
     chosen, split = _choose_workers(agent, env, fields.loop, fields.workers)
     devices = 1 if group else fields.devices
-    with temporary_envs(agent, env, fields.num_envs, chosen, devices, split, fields.should_stop) as (made, source):
+    with (
+        compilation_cache(fields.compilation_cache),
+        temporary_envs(agent, env, fields.num_envs, chosen, devices, split, fields.should_stop) as (made, source),
+    ):
         training = prepare(
             make_agent(agent, made.spec, source, fields.env_steps, fields.settings),
             made,

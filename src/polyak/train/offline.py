@@ -22,6 +22,7 @@ from polyak.runs import ENV_OPTIONS, MAX_EVALUATION_STEPS, OFFLINE, RunConfig, a
 from polyak.storage.run_directory import create
 from polyak.tracking.names import TrackerName
 from polyak.train.agent_data import check_class_learns_from_data, check_learns_from_data, load_data, with_room
+from polyak.train.compilation_cache import compilation_cache as cached_programs
 from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, known_class, make_agent, storable
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
@@ -47,14 +48,15 @@ def offline(
     eval_episodes: int | None = None,
     eval_max_steps: int = MAX_EVALUATION_STEPS,
     track: TrackerName | None = None,
+    compilation_cache: bool = True,
     callbacks: Sequence[Callback] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result[State]:
     """Train on a data set, with gradient steps alone; equals `polyak train ALGO [ENV] --data PATH` with the same seed.
 
     The data are in the agent's replay, on the device, and in the checkpoints, from which `polyak.resume` continues to the bit.
-    Everything that counts env_steps elsewhere counts gradient steps here: schedules, reports, checkpoints and evaluations.
-    Settings that are for collecting (`num_steps`, `updates_per_step`, `learning_starts`, exploration) have no effect.
+    Everything that counts env_steps elsewhere counts gradient steps here. Settings for collecting (`num_steps`,
+    `updates_per_step`, `learning_starts`, exploration) have no effect.
 
     >>> import polyak
     >>> env = polyak.envs.make("jax/CartPole-v1", num_envs=8)
@@ -77,6 +79,7 @@ def offline(
         eval_episodes: number of episodes of each evaluation, and at the end; None is 10 with `env`, else 0.
         eval_max_steps: maximum number of steps of each environment in an evaluation.
         track: tracker that logs settings, metrics and checkpoints; see `polyak.train.run`.
+        compilation_cache: keep compiled programs; see `polyak.train.run`.
         callbacks: called at every report; see `Callback`.
         should_stop: called between iterations; True ends the training.
 
@@ -89,12 +92,11 @@ def offline(
     check_integer(OWNER, "gradient_steps", gradient_steps)
     check_callbacks(OWNER, callbacks)
     check_seed(OWNER, "seed", seed)
-    with evaluation_envs(agent, env, eval_episodes) as (made, source):
+    with cached_programs(compilation_cache), evaluation_envs(agent, env, eval_episodes) as (made, source):
         data_set = load_data(OWNER, data, _spec_of(agent, made))
-        spec = spec_for(agent, data_set, made)
-        built = fit_to_data(make_agent(agent, spec, source, gradient_steps, settings, OWNER), data_set)
+        built = make_agent(agent, spec_for(agent, data_set, made), source, gradient_steps, settings, OWNER)
         training = prepare_offline(
-            built,
+            fit_to_data(built, data_set),
             data_set,
             made,
             source,

@@ -27,6 +27,7 @@ from polyak.storage.directory import find
 from polyak.storage.progress import check_unchanged_settings, read_progress, replay_path
 from polyak.storage.run_directory import Run, open_run
 from polyak.train.agent_settings import check_agent_settings, store_agent_settings
+from polyak.train.compilation_cache import compilation_cache as cached_programs
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
 from polyak.train.evaluation import check_eval_env, make_env, require_source
@@ -56,6 +57,7 @@ def resume(
     force: bool = False,
     workers: int | Workers | None = None,
     learners: int | Learners | None = None,
+    compilation_cache: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Continue a run from its newest valid checkpoint; the result equals the result of an uninterrupted run.
@@ -78,6 +80,7 @@ def resume(
             run's number. The number may differ from the run's. Options of `Workers` that are None are the run's options.
         learners: number of processes that train together in the compiled loop, or `Learners`; 1 trains in this process; None is
             the run's number. The number may differ from the run's, but must divide the run's devices.
+        compilation_cache: keep compiled programs; see `polyak.train.run`.
         should_stop: called between iterations; True ends the training.
 
     Raises:
@@ -91,7 +94,7 @@ def resume(
     check_callbacks("polyak.resume", callbacks)
     check_integer("polyak.resume", "env_steps", env_steps, optional=True)
     check_integer("polyak.resume", "eval_episodes", eval_episodes, at_least=0, optional=True)
-    with open_run(run_dir, write=True) as run:
+    with open_run(run_dir, write=True) as run, cached_programs(compilation_cache):
         if force:
             run.accept_config()
         config = read_config(run, agent)
@@ -109,9 +112,7 @@ def resume(
         if not is_jax_started():
             configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         config, split = with_workers(config, workers)
-        made = _make_again(run, config, env, split)
-        if isinstance(made, WorkerEnvs):
-            made.group.should_stop = should_stop
+        made = _make_again(run, config, env, split, should_stop)
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
             check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every)
@@ -136,7 +137,7 @@ def _check_here(group: Learners | None, **is_set: bool) -> None:
             raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
 
 
-def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) -> Env | HostEnv:
+def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None, should_stop: Callable[[], bool]) -> Env | HostEnv:
     """Create the run's environments, or use the given ones, and split them over workers.
 
     Raises:
@@ -157,7 +158,11 @@ def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None) ->
         made = make_env(config, copies)
     else:
         made = envs.make(env, num_envs=copies, action_scaling=config.action_scaling)
-    return made if split is None else split_over_workers(made, config.num_envs, split)
+    if split is None:
+        return made
+    parts = split_over_workers(made, config.num_envs, split)
+    parts.group.should_stop = should_stop
+    return parts
 
 
 def with_learners(config: RunConfig, learners: int | Learners | None) -> tuple[RunConfig, Learners | None]:

@@ -18,6 +18,7 @@ from polyak.loops.seeds_loop import compiled_seeds
 from polyak.presets import preset
 from polyak.runs import check_seed
 from polyak.storage.run_files import RunError, make_directory
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import configure_devices_for_seeds
 from polyak.train.display import Screen, SeedReports, show_progress
 from polyak.train.interrupt import catch_interrupt
@@ -88,12 +89,13 @@ def run_seeds(
         directories: Any = dict.fromkeys(numbers) if run_dir is None else seed_directories(Path(run_dir), numbers)
         train_seeds = _train_in_parallel if devices else _train_sequentially
         console = Screen(quiet=not fields.progress)
-        results = train_seeds(
-            (prepare_seed(seed, directory) for seed, directory in directories.items()),
-            [callbacks(seed) for seed in numbers],
-            console,
-            fields.should_stop,
-        )
+        with compilation_cache(fields.compilation_cache):
+            results = train_seeds(
+                (prepare_seed(seed, directory) for seed, directory in directories.items()),
+                [callbacks(seed) for seed in numbers],
+                console,
+                fields.should_stop,
+            )
         _print_statistics(console, results)
         return results
     finally:

@@ -59,6 +59,8 @@ class CommonSettings:
         track: tracker that logs settings, metrics, videos and checkpoints: `"wandb"`, `"mlflow"` or `"trackio"`; needs
             `run_dir`. `"tensorboard"` requires the package whose files a run has anyway where it is installed.
         replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
+        compilation_cache: keep compiled programs in the user's cache directory, which shortens later starts, unless JAX has a
+            cache already; the environment variable `POLYAK_COMPILATION_CACHE=0` turns it off too.
         should_stop: called between iterations; True ends the training.
     """
 
@@ -76,6 +78,7 @@ class CommonSettings:
     video_every: int | None = None
     track: TrackerName | None = None
     replay_on: ReplayOn = "device"
+    compilation_cache: bool = True
     should_stop: Callable[[], bool] = never
 
     def __post_init__(self) -> None:

@@ -1,22 +1,45 @@
-"""JAX's compilation cache for the command line: whose it is, and that runs may share it."""
+"""JAX's compilation cache for trainings and the command line: whose it is, and that runs may share it."""
 
 import os
 import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from polyak.cli import compilation_cache as module
+from polyak.train import compilation_cache as module
 from tests.cli.processes import environment, last_checkpoint
 
 TRAIN = "train ppo CartPole-v1 --env-steps 64 --hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1"
 KILLED = """
 import os, pathlib, signal, sys
-from polyak.cli.compilation_cache import _session
+from polyak.train.compilation_cache import _session
 with _session(pathlib.Path(sys.argv[1])) as session:
     (session / "half-cache").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+TRAINED = """
+import os, pathlib, sys
+import jax
+import polyak
+
+def count():
+    return sum(path.is_file() for path in pathlib.Path(sys.argv[1]).rglob("*-cache"))
+
+settings = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1}
+arguments = dict(env_steps=64, settings=settings, progress=False)
+own = jax.jit(lambda x: x + 1)(1)  # JAX has started, and has compiled without a cache
+polyak.train.run("ppo", "CartPole-v1", num_envs=4, compilation_cache=False, **arguments)
+before = count()
+polyak.train.run("ppo", "CartPole-v1", num_envs=2, run_dir=sys.argv[2], **arguments)
+after = count()
+jax.jit(lambda x: x * 2)(own)  # a program of the user
+os.environ["POLYAK_COMPILATION_CACHE"] = "0"
+polyak.train.run("ppo", "CartPole-v1", num_envs=8, **arguments)
+assert count() == after and jax.config.values["jax_compilation_cache_dir"] is None
+print(before, after)
 """
 
 
@@ -54,6 +77,36 @@ def test_a_second_run_reads_what_the_first_compiled_and_gets_the_same_bits(tmp_p
     assert compiled == read == uncached
     for path in (tmp_path / "cache" / "polyak", *(tmp_path / "cache/polyak").iterdir()):
         assert path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_trainings_from_python_keep_only_their_programs_and_give_the_same_bits(tmp_path):
+    kept = {name: value for name, value in environment().items() if not name.startswith("JAX_COMP")}
+    counts = []
+    for name in ("first", "second"):
+        done = subprocess.run(
+            [sys.executable, "-c", TRAINED, str(tmp_path / "cache"), str(tmp_path / name)],
+            env=kept | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        counts.append([int(word) for word in done.stdout.split()])
+    (_, after), again = counts
+    assert counts[0][0] == 0 < after
+    assert again == [after, after]
+    assert last_checkpoint(tmp_path / "first") == last_checkpoint(tmp_path / "second")
+
+
+def test_a_cache_directory_that_cannot_be_used_is_noted_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file, not a directory")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(module.SWITCH)
+    notes = []
+    with module.compilation_cache(True, note=notes.append):
+        assert jax.config.values["jax_compilation_cache_dir"] is None
+    assert [note.startswith("compilation cache is off: ") for note in notes] == [True]
 
 
 @pytest.mark.slow

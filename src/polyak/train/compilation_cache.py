@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache for the command line, in the user's cache directory.
+"""JAX's persistent compilation cache for trainings and the command line, in the user's cache directory.
 
 The cached files are executables, so the directory must be private to the user. JAX writes files in place, so each run uses a
 separate directory with hard links to the shared files, and moves new files into the shared directory at the end: no run reads a
@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,22 +22,29 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from polyak.storage.user_cache import cache_directory, open_directory
-from polyak.train.devices import is_jax_started
+from polyak.train.devices import threads_setting
 
 MAX_BYTES = 2**30
 SESSION = "session-"
+SWITCH = "POLYAK_COMPILATION_CACHE"
 
 
 @contextmanager
-def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
-    """Cache compiled programs while the block runs, unless JAX runs already or the user has configured a cache.
+def compilation_cache(
+    enabled: bool, threads: int | None = None, note: Callable[[str], None] = lambda text: None
+) -> Iterator[None]:
+    """Cache compiled programs while the block runs, unless the user has configured a cache, or turned it off.
+
+    `POLYAK_COMPILATION_CACHE=0` turns this cache off, and `JAX_ENABLE_COMPILATION_CACHE=0` every cache of JAX.
 
     Args:
-        threads: number of XLA threads, on which programs depend; None is XLA's default.
+        enabled: False caches nothing.
+        threads: number of XLA threads, on which programs depend; None is the number of the environment, or XLA's default.
+        note: called with the reason if the cache directory cannot be used.
     """
     if (
         not enabled
-        or is_jax_started()
+        or os.environ.get(SWITCH) == "0"
         or jax.config.values["jax_compilation_cache_dir"]
         or not jax.config.values["jax_enable_compilation_cache"]
     ):
@@ -47,7 +54,7 @@ def compilation_cache(enabled: bool, threads: int | None) -> Iterator[None]:
         try:
             session = stack.enter_context(_session(open_directory(cache_directory()) / _machine(threads)))
         except OSError as error:
-            print(f"note: compilation cache is off: {error}", file=sys.stderr)
+            note(f"compilation cache is off: {error}")
         else:
             stack.enter_context(_configured(session))
         yield
@@ -60,7 +67,7 @@ def _machine(threads: int | None) -> str:
         lines = set(Path("/proc/cpuinfo").read_text().splitlines())
         processor += "".join(sorted(line for line in lines if line.startswith(("flags", "Features", "model name"))))
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
-    return f"{hashlib.sha256(processor.encode()).hexdigest()[:16]}-{threads or f'auto{cores}'}"
+    return f"{hashlib.sha256(processor.encode()).hexdigest()[:16]}-{threads or threads_setting() or f'auto{cores}'}"
 
 
 @contextmanager
@@ -93,6 +100,8 @@ def _configured(directory: Path) -> Iterator[None]:
     before = {name: getattr(jax.config, name) for name in options}
     for name, value in options.items():
         jax.config.update(name, value)
+    # JAX decides at the first program that it compiles whether there is a cache.
+    reset_cache()
     try:
         yield
     finally:
