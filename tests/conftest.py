@@ -35,13 +35,14 @@ import jax
 import jaxtyping
 import pytest
 
-from tests import typechecker
+from tests import ir_context, typechecker
 
 pytest_plugins = ("tests.budget",)
 
 # Until all tests are collected nothing becomes garbage.
 gc.disable()
 typechecker.install()
+ir_context.share()
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

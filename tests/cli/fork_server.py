@@ -177,6 +177,10 @@ if __name__ == "__main__":
     import scipy.linalg  # noqa: F401
 
     from polyak.cli import main
+    from tests import ir_context
 
+    ir_context.share()
     gc.freeze()
+    # To look for garbage while programs are traced takes a tenth of the time.
+    gc.set_threshold(200_000, 20, 100)
     sys.exit(main(serve(socket.socket(fileno=int(sys.argv[1])))))
