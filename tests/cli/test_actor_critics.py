@@ -99,6 +99,16 @@ def test_flags_of_the_critics_leave_the_actor_as_it_is():
         change_parts("ppo", polyak.PPO(spec), NetworkFlags(num_critics=3, dropout=0.1), ReplayFlags(), 100)
 
 
+def test_residual_blocks_are_of_actor_and_critics_and_their_normalization_of_the_critics():
+    spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
+    flags = NetworkFlags(hidden=(8,), value_hidden=(16, 16), residual="pre_norm", norm="batch")
+    changed = change_parts("sac", polyak.SAC(spec), flags, ReplayFlags(), 100)
+    assert changed.actor == polyak.Actor((8,), residual="pre_norm", norm="layer")
+    assert changed.critics == polyak.Critics((16, 16), residual="pre_norm", norm="batch")
+    with pytest.raises(UsageError, match="--residual: ppo has no such network setting"):
+        change_parts("ppo", polyak.PPO(spec), NetworkFlags(residual="pre_norm"), ReplayFlags(), 100)
+
+
 @pytest.mark.parametrize("algorithm", ["td3", "ddpg"])
 def test_a_standard_deviation_of_an_actor_without_a_distribution_is_rejected(algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

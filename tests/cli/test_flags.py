@@ -122,6 +122,7 @@ OUT_OF_RANGE = {
     "value-activation": ("sigmoid",),
     "num-critics": NOT_POSITIVE,
     "norm": ("yes",),
+    "residual": ("yes",),
     "dueling": ("yes",),
     "noisy": ("yes",),
     "dropout": NOT_A_SHARE,
@@ -146,7 +147,7 @@ FLAGS = flags_of(TrainFlags) | flags_of(UserFlags) | flags_of(agent_flags(AGENTS
 A_NETWORK = {
     "network": "mlp", "hidden": (8,), "activation": "gelu", "shared_torso": True, "log_std": -1.0, "squash_mean": True,
     "value_hidden": (8,), "value_activation": "gelu", "num_critics": 1, "norm": "layer", "dueling": True, "noisy": True,
-    "dropout": 0.1,
+    "dropout": 0.1, "residual": "pre_norm",
 }  # fmt: skip
 
 
@@ -338,7 +339,7 @@ def test_activations_are_those_of_the_built_in_networks():
 def test_help_shows_every_flag_with_what_it_means(command):
     code, out, _ = command("train ppo Pendulum-v1 --help")
     assert code == 0
-    for flag in FLAGS.keys() - {"num-critics", "norm", "dueling", "noisy", "dropout"}:
+    for flag in FLAGS.keys() - {"num-critics", "norm", "residual", "dueling", "noisy", "dropout"}:
         assert f"--{flag}" in out
     assert "discount per step. (default: 0.9)" in out
     assert "RL Baselines3 Zoo" in out

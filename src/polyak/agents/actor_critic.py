@@ -83,7 +83,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         critics = self.critics
-        widest = max(critics.hidden, default=0) if isinstance(critics, Critics) else np.inf
+        widest = max(critics.layer_widths, default=0) if isinstance(critics, Critics) else np.inf
         return (
             is_narrow(self._actor, self.spec_of("actor")) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH
         )

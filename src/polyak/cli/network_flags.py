@@ -10,6 +10,7 @@ from polyak.cli.flags import UsageError, default_hint, hide
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 Norm: TypeAlias = Literal["layer", "batch", "batch_renorm"]
+Residual: TypeAlias = Literal["pre_norm", "post_norm"]
 
 NETWORK_DEFAULT = "the preset's, else chosen from the spaces"
 
@@ -39,6 +40,8 @@ class NetworkFlags:
     """number of critics of SAC, TD3, TQC and CrossQ"""
     norm: Annotated[Norm | None, default_hint("the preset's, else the agent's", "{layer,batch,batch_renorm}")] = None
     """normalize the dense layers; beside an actor the critics' layers alone; batch and batch_renorm need critics"""
+    residual: Annotated[Residual | None, default_hint("the preset's, else none", "{pre_norm,post_norm}")] = None
+    """residual blocks as in SimBa (pre_norm) or BRO (post_norm) for actor and critics: one for each width, which are equal"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""
     noisy: Annotated[bool | None, default_hint("the preset's, else False")] = None
@@ -66,6 +69,7 @@ OF_ACTOR_CRITICS = {
 OF_Q_NETWORKS = {"network", "hidden", "activation", "norm", "dueling", "noisy"}
 OF_ACTOR_AND_CRITICS = {
     "hidden", "activation", "log_std", "value_hidden", "value_activation", "num_critics", "norm", "dropout",
+    "residual",
 }  # fmt: skip
 OF_POLICIES = {"network", "hidden", "activation", "norm", "log_std", "squash_mean"}
 REJECTED = {"theta": "log_std", "normalize_q": "log_std", "q_lambda": "noisy"}

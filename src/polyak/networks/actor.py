@@ -5,23 +5,22 @@ from flax import nnx
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
-from polyak.core.struct import check_settings, choice, number, static, struct
+from polyak.core.struct import check_settings, choice, number, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.heads import PolicySettings, Std
-from polyak.networks.layers import ACTIVATIONS, Activation, DenseSettings, Torso, set_widths
-from polyak.networks.normalization import NormalizedTorso, NormSettings
+from polyak.networks.layers import ACTIVATIONS, Activation, DenseSettings, Torso
+from polyak.networks.normalization import HiddenLayers, NormalizedTorso
 from polyak.networks.policy_head import LOG_STD_RANGE, PolicyHead
 
 
 @struct(kw_only=True)
-class Actor(NormSettings, PolicySettings):
+class Actor(HiddenLayers, PolicySettings):
     """Settings of the built-in network of an actor; its output is `(action_params, None)`, since it has no value.
 
     Images pass through the three convolutions of `NatureCNN`; everything else is flattened.
 
     Attributes:
-        hidden: widths of the dense layers.
         activation: activation after each dense layer.
         std: the standard deviation of Box actions: `"state"`, an output of the last layer, clipped to [e⁻²⁰, e²]; `"free"`, a
             parameter; `"fixed"`, e^log_std, for a deterministic actor to which noise is added; `"sde"`, for state-dependent
@@ -36,17 +35,16 @@ class Actor(NormSettings, PolicySettings):
             `"sde"` with an action that is no Box.
 
     Source: Raffin et al. 2020, arXiv:2005.05719 (state-dependent exploration); Ioffe 2017, arXiv:1702.03275 (batch
-    renormalization).
+    renormalization); Lee et al. 2024, arXiv:2410.09754, and Nauman et al. 2024, arXiv:2405.16158 (residual blocks).
     """
 
-    hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
     activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
     std: Std = "state"
     orthogonal: bool = choice(default=False, choices=(True, False))
     clip_mean: float | None = number(default=None, above=0, optional=True, static=True)
 
     def __post_init__(self) -> None:
-        set_widths(self, "hidden")
+        self.set_layers()
         check_settings(self)
         if self.squash_mean and self.clip_mean is not None:
             raise ValueError(f"Actor: clip_mean must be None with squash_mean=True, got {self.clip_mean}")
@@ -55,11 +53,6 @@ class Actor(NormSettings, PolicySettings):
     def dense(self) -> DenseSettings:
         """The settings of the dense layers."""
         return DenseSettings(self.hidden, self.activation, self.orthogonal, self.norm)
-
-    @property
-    def layer_widths(self) -> tuple[int, ...]:
-        """Widths of all dense layers."""
-        return self.hidden
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""

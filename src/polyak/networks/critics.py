@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +11,17 @@ from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces
-from polyak.core.struct import check_settings, choice, integer, number, static, struct
+from polyak.core.struct import check_settings, choice, integer, number, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.initializers import constant, uniform
-from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size, set_widths
-from polyak.networks.normalization import BatchRenorm, NormSettings
+from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size
+from polyak.networks.normalization import BatchRenorm, HiddenLayers
+from polyak.networks.residual import ResidualBlocks
 
 
 @struct(kw_only=True)
-class Critics(NormSettings):
+class Critics(HiddenLayers):
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
     `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
@@ -26,7 +29,6 @@ class Critics(NormSettings):
     the convolutions of images.
 
     Attributes:
-        hidden: widths of the dense layers.
         activation: activation after each dense layer.
         num_critics: N.
         dropout: probability with which a unit is dropped while training, after the linear layer.
@@ -38,17 +40,16 @@ class Critics(NormSettings):
 
     Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and layer
     normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization); Ioffe 2017, arXiv:1702.03275 (batch
-    renormalization).
+    renormalization); Lee et al. 2024, arXiv:2410.09754, and Nauman et al. 2024, arXiv:2405.16158 (residual blocks).
     """
 
-    hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
     activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
     num_critics: int = integer(default=2)
     dropout: float = number(default=0.0, at_least=0, at_most=0.99, static=True)
     num_quantiles: int | None = integer(default=None, optional=True)
 
     def __post_init__(self) -> None:
-        set_widths(self, "hidden")
+        self.set_layers()
         check_settings(self)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
@@ -79,9 +80,11 @@ class _CriticsModule(nnx.Module):
             raise ValueError(f"network: num_quantiles must be None for Discrete actions, got {settings.num_quantiles}")
         self.encoder = Encoder(spec.obs, rngs)
         inputs = encoded_size(self.encoder, spec) + sum(math.prod(leaf.shape) for _, leaf in boxes)
-        self.layers = nnx.List([_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))])
+        self.input_norm = _make_norm(settings, inputs, rngs) if settings.has_input_norm else None
+        self.layers = nnx.List(_make_layers(inputs, settings, rngs))
         features = (inputs, *settings.hidden)[-1]
-        self.last_norm = _make_norm(settings, features, rngs) if settings.norm_before == "linear" else None
+        is_before_linear = settings.norm_before == "linear" and settings.residual is None
+        self.last_norm = _make_norm(settings, features, rngs) if is_before_linear else None
         self.head = _Products(settings.num_critics, features, outputs or 1, rngs)
         self.num_critics = settings.num_critics
         self.has_outputs = outputs is not None
@@ -92,6 +95,7 @@ class _CriticsModule(nnx.Module):
         parts = [self.encoder(obs), *(x.reshape(x.shape[0], -1) for x in actions)]
         row = jnp.concatenate(parts, axis=-1)
         x = jnp.broadcast_to(row, (self.num_critics, *row.shape))
+        x = x if self.input_norm is None else self.input_norm(x)
         for layer in self.layers:
             x = layer(x)
         q = jnp.moveaxis(self.head(x if self.last_norm is None else self.last_norm(x)), 0, 1)
@@ -99,24 +103,25 @@ class _CriticsModule(nnx.Module):
 
 
 class _Products(nnx.Module):
-    """A linear layer of each critic, which starts as PyTorch's."""
+    """A linear layer of each critic, which starts as PyTorch's, and dropout."""
 
-    def __init__(self, num_critics: int, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, num_critics: int, inputs: int, outputs: int, rngs: nnx.Rngs, dropout: float = 0.0) -> None:
         init = uniform(inputs**-0.5)
         self.kernel = nnx.Param(init(rngs.params(), (num_critics, inputs, outputs), jnp.float32))
         self.bias = nnx.Param(init(rngs.params(), (num_critics, 1, outputs), jnp.float32))
+        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout > 0 else None
 
     def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
-        """The product of each critic's rows, plus its bias."""
-        return x @ self.kernel[...] + self.bias[...]
+        """The product of each critic's rows, plus its bias, without the units that are dropped."""
+        x = x @ self.kernel[...] + self.bias[...]
+        return x if self.dropout is None else self.dropout(x)
 
 
 class _Layers(nnx.Module):
-    """A linear layer of each critic, dropout and activation, with the normalization in its place."""
+    """A linear layer of each critic with dropout, and an activation, with the normalization in its place."""
 
     def __init__(self, inputs: int, outputs: int, settings: Critics, rngs: nnx.Rngs) -> None:
-        self.linear = _Products(settings.num_critics, inputs, outputs, rngs)
-        self.dropout = nnx.Dropout(settings.dropout, rngs=rngs) if settings.dropout > 0 else None
+        self.linear = _Products(settings.num_critics, inputs, outputs, rngs, settings.dropout)
         self.norm_before = settings.norm_before
         self.norm = _make_norm(settings, inputs if self.norm_before == "linear" else outputs, rngs)
         self.activation = settings.activation
@@ -124,10 +129,20 @@ class _Layers(nnx.Module):
     def __call__(self, x: Float[Array, "N B inputs"]) -> Float[Array, "N B outputs"]:
         """The activations."""
         x = self.linear(self.norm(x) if self.norm is not None and self.norm_before == "linear" else x)
-        if self.dropout is not None:
-            x = self.dropout(x)
         x = self.norm(x) if self.norm is not None and self.norm_before == "activation" else x
         return ACTIVATIONS[self.activation](x)
+
+
+def _make_layers(inputs: int, settings: Critics, rngs: nnx.Rngs) -> list[Any]:
+    """The dense layers, or one `ResidualBlocks`."""
+    if settings.residual is None:
+        return [_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))]
+
+    def linear(inputs: int, outputs: int) -> _Products:
+        return _Products(settings.num_critics, inputs, outputs, rngs, settings.dropout)
+
+    kind, norm = settings.residual, partial(_make_norm, settings, rngs=rngs)
+    return [ResidualBlocks(inputs, settings.hidden, kind, settings.activation, linear=linear, norm=norm)]
 
 
 def _make_norm(settings: Critics, features: int, rngs: nnx.Rngs) -> "_LayerNorm | _BatchNorm | BatchRenorm | None":

@@ -1,4 +1,4 @@
-"""Normalization of dense layers of actors and critics: its settings, and batch renormalization."""
+"""Normalization and residual blocks of actors and critics: their settings, the layers of an actor, batch renormalization."""
 
 import itertools
 from functools import partial
@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from polyak.core.checks import check_integer
+from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
-from polyak.core.struct import choice, setting, struct
+from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import PyTree
-from polyak.networks.layers import ACTIVATIONS, DenseSettings, Encoder, Layer, encoded_size
+from polyak.networks.layers import ACTIVATIONS, DenseSettings, Encoder, Layer, encoded_size, set_widths
+from polyak.networks.residual import EXPANSION, Residual, ResidualBlocks
 
 Norm: TypeAlias = Literal["layer", "batch", "batch_renorm"]
 NormPlace: TypeAlias = Literal["activation", "linear"]
@@ -23,27 +24,65 @@ MOMENTUM, EPSILON, R_MAX, D_MAX = 0.99, 1e-3, 3.0, 5.0
 
 
 @struct(kw_only=True)
-class NormSettings:
-    """The normalization of the dense layers of an actor or of critics.
+class HiddenLayers:
+    """The dense layers of an actor or of critics, their normalization, and residual blocks.
 
     Attributes:
-        norm: `"layer"`, `"batch"` or `"batch_renorm"`; None disables normalization. Batch normalization uses the mean and
-            variance of the batch in the network's own loss, and running ones elsewhere. Batch renormalization corrects
-            the batch's towards the running ones.
+        hidden: widths of the dense layers, or the width of each residual block.
+        norm: `"layer"`, `"batch"` or `"batch_renorm"`; None disables normalization, and is `"layer"` with `residual`. Batch
+            normalization uses the mean and variance of the batch in the network's own loss, and running ones elsewhere. Batch
+            renormalization corrects the batch's towards the running ones.
         norm_before: normalize before each `"activation"`; or before each `"linear"` layer, so also the inputs, and the features
-            that the last layer sees.
+            that the last layer sees. With `residual` the blocks have their own places, and `"linear"` normalizes the inputs.
+        norm_inputs: normalize the inputs of the first layer too.
         renorm_warmup: gradient steps during which batch renormalization is batch normalization, until its running mean and
             variance are good.
+        residual: a linear layer and one residual block for each number in `hidden`, which are then equal, the width of the
+            blocks: `"pre_norm"`, x + V f(W norm(x)) with an inner layer four times as wide, the network of SimBa; or
+            `"post_norm"`, x + norm(V f(norm(W x))), the network of BRO. None: plain layers.
     """
 
+    hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
     norm: Norm | None = choice(default=None, choices=("layer", "batch", "batch_renorm", None))
     norm_before: NormPlace = choice(default="activation", choices=("activation", "linear"), used_if=("norm", ...))
+    norm_inputs: bool = choice(default=False, choices=(True, False), used_if=("norm", ...))
     renorm_warmup: int = setting(
         default=100_000,
         check=partial(check_integer, at_least=0, at_most=MAX_WARMUP),
         static=True,
         used_if=("norm", "batch_renorm"),
     )
+    residual: Residual | None = choice(default=None, choices=("pre_norm", "post_norm", None))
+
+    @property
+    def layer_widths(self) -> tuple[int, ...]:
+        """Widths of all dense layers."""
+        return (*self.hidden, EXPANSION * self.hidden[0]) if self.residual == "pre_norm" else self.hidden
+
+    @property
+    def has_input_norm(self) -> bool:
+        """True if the inputs have a normalization of their own; before plain `"linear"` layers it is the first layer's."""
+        is_before_linear = self.norm_before == "linear"
+        is_of_first_layer = is_before_linear and self.residual is None
+        return self.norm is not None and (self.norm_inputs or is_before_linear) and not is_of_first_layer
+
+    def set_layers(self) -> None:
+        """Convert `hidden` to a tuple, and check it; with residual blocks, set the normalization if there is none.
+
+        Raises:
+            TypeError, ValueError: `hidden` is no list of widths, or residual blocks have no width, or several.
+        """
+        set_widths(self, "hidden")
+        owner, hidden = type(self).__name__, self.hidden
+        check_choice(owner, "residual", self.residual, ("pre_norm", "post_norm", None))
+        if self.residual is None:
+            return
+        if len(set(hidden)) != 1:
+            raise ValueError(
+                f"{owner}: hidden must have one width for all residual blocks, such as (512, 512) for two blocks, got {hidden}"
+            )
+        if self.norm is None:
+            object.__setattr__(self, "norm", "layer")
 
 
 class BatchRenorm(nnx.Module):
@@ -87,9 +126,9 @@ class BatchRenorm(nnx.Module):
 
 
 class NormalizedTorso(nnx.Module):
-    """Encoder and dense layers with normalization; its parameters of layers are where `Torso` has them."""
+    """Encoder, and dense layers with normalization or residual blocks; its parameters of layers are where `Torso` has them."""
 
-    def __init__(self, settings: DenseSettings, norm: NormSettings, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+    def __init__(self, settings: DenseSettings, norm: HiddenLayers, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.encoder = Encoder(spec.obs, rngs)
         self.dense = NormalizedDense(encoded_size(self.encoder, spec), settings, norm, rngs)
 
@@ -99,19 +138,32 @@ class NormalizedTorso(nnx.Module):
 
 
 class NormalizedDense(nnx.Module):
-    """Linear layers with an activation after each, and normalization before the activations or before the linear layers."""
+    """Linear layers with an activation after each, and normalization before the activations or before the linear layers.
 
-    def __init__(self, inputs: int, settings: DenseSettings, norm: NormSettings, rngs: nnx.Rngs) -> None:
+    With residual blocks these are its layers.
+    """
+
+    def __init__(self, inputs: int, settings: DenseSettings, norm: HiddenLayers, rngs: nnx.Rngs) -> None:
         widths = (inputs, *settings.hidden)
         gain = 2**0.5 if settings.orthogonal else None
-        self.layers = nnx.List([Layer(a, b, rngs, gain=gain) for a, b in itertools.pairwise(widths)])
+        linear, make_norm = partial(Layer, rngs=rngs, gain=gain), partial(_make_norm, settings=norm, rngs=rngs)
+        self.features, self.activation, self.norm_before = widths[-1], settings.activation, norm.norm_before
+        self.input_norm: Any = make_norm(inputs) if norm.has_input_norm else None
+        if norm.residual is not None:
+            of_blocks = norm.residual, settings.activation
+            self.residual: Any = ResidualBlocks(inputs, settings.hidden, *of_blocks, linear=linear, norm=make_norm)
+            return
+        self.residual = None
+        self.layers = nnx.List([linear(a, b) for a, b in itertools.pairwise(widths)])
         # Before linear layers there is one more, for the layer that follows.
-        self.norms: Any = nnx.List([_make_norm(n, norm, rngs) for n in widths[norm.norm_before == "activation" :]])
-        self.norm_before, self.activation, self.features = norm.norm_before, settings.activation, widths[-1]
+        self.norms: Any = nnx.List([make_norm(n) for n in widths[norm.norm_before == "activation" :]])
 
     def __call__(self, x: Float[Array, "B inputs"]) -> Float[Array, "B features"]:
         """The last layer's output, normalized if the linear layers' inputs are."""
         activate = ACTIVATIONS[self.activation]
+        x = x if self.input_norm is None else self.input_norm(x)
+        if self.residual is not None:
+            return self.residual(x)
         if self.norm_before == "activation":
             for layer, norm in zip(self.layers, self.norms, strict=True):
                 x = activate(norm(layer(x)))
@@ -121,7 +173,7 @@ class NormalizedDense(nnx.Module):
         return self.norms[-1](x)
 
 
-def _make_norm(features: int, settings: NormSettings, rngs: nnx.Rngs) -> nnx.Module:
+def _make_norm(features: int, settings: HiddenLayers, rngs: nnx.Rngs) -> nnx.Module:
     if settings.norm == "batch_renorm":
         return BatchRenorm((1, features), settings.renorm_warmup)
     return nnx.BatchNorm(features, rngs=rngs) if settings.norm == "batch" else nnx.LayerNorm(features, rngs=rngs)
