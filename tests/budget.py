@@ -40,6 +40,7 @@ LONGER = {
     "tests/agents/test_training_mode.py": _EVERY_AGENT,
     "tests/agents/test_value_family.py": _EVERY_AGENT,
     "tests/agents/test_views.py": _EVERY_AGENT,
+    "tests/agents/test_xqc.py": _TRAININGS,
     "tests/cli/test_actor_critics.py": _TRAININGS,
     "tests/cli/test_atari.py": _TRAININGS,
     "tests/cli/test_devices.py": _PROCESSES,

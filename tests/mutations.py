@@ -112,6 +112,18 @@ MUTATIONS = (
         ("agents/test_crossq.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
     ),
     Mutation(
+        "agents/xqc.py",
+        "lowest = jnp.argmin(next_probs",
+        "lowest = jnp.argmax(next_probs",
+        ("agents/test_xqc.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
+    ),
+    Mutation(
+        "ops/weight_norm.py",
+        "new_params = normalize_weights(optax.apply_updates(params, updates))",
+        "new_params = optax.apply_updates(params, updates)",
+        ("agents/test_xqc.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
+    ),
+    Mutation(
         "networks/normalization.py",
         "r, d = jax.lax.stop_gradient((r, d))",
         "r, d = (r, d)",

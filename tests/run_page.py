@@ -18,7 +18,9 @@ TINY_OF = {
     "ppo": "--num-epochs 1 --num-minibatches 1",
     "pqn": "--num-minibatches 2",
     **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32 --batch-size 16"),
-    **dict.fromkeys(("crossq", "ddpg", "sac", "td3", "tqc"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
+    **dict.fromkeys(
+        ("crossq", "ddpg", "sac", "td3", "tqc", "xqc"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"
+    ),
 }
 OFFLINE = "--gradient-steps 40 --batch-size 16 --hidden 16"
 AT_MOST = {"env_steps": 320, "gradient_steps": 40, "num_envs": 16, "episodes": 3}

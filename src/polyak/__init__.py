@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from polyak.agents.td3 import TD3 as TD3
     from polyak.agents.td3_bc import TD3BC as TD3BC
     from polyak.agents.tqc import TQC as TQC
+    from polyak.agents.xqc import XQC as XQC
     from polyak.copies.follow import Follow as Follow
     from polyak.copies.network_copies import NetworkCopies as NetworkCopies
     from polyak.core.spaces import EnvSpec as EnvSpec
@@ -103,6 +104,7 @@ _MODULES = {
     "agents.td3": ("TD3",),
     "agents.td3_bc": ("TD3BC",),
     "agents.tqc": ("TQC",),
+    "agents.xqc": ("XQC",),
     "copies.follow": ("Follow",),
     "copies.network_copies": ("NetworkCopies",),
     "core.spaces": ("EnvSpec",),

@@ -30,6 +30,7 @@ REPLAY = (
         "td3",
         "td3_bc",
         "tqc",
+        "xqc",
     ),
 )
 MAX_LAG = {"a2c": 0, "a3c": 0, "impala": None, "ppo": 0, "ppo_kl": 0, "pqn": 0, **dict.fromkeys(REPLAY)}

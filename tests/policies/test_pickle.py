@@ -15,6 +15,7 @@ from polyak.agents.ppo import PPO
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
+from polyak.agents.xqc import XQC
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
@@ -41,6 +42,7 @@ AGENTS = {
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
     "crossq": lambda: CrossQ(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
     "tqc": lambda: TQC(EnvSpec(OBS, FORCES), **CONTINUOUS),
+    "xqc": lambda: XQC(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
 }
 
 

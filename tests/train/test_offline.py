@@ -120,9 +120,10 @@ def test_agents_of_action_values_learn_offline(name, cartpole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "tqc", "crossq"])
+@pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "tqc", "crossq", "xqc"])
 def test_actor_critics_learn_offline(name, pendulum):
     settings = SMALL | {"actor": polyak.Actor((8,), std="fixed") if name in ("ddpg", "td3") else polyak.Actor((8,))}
+    settings |= {"normalize_reward": "reward"} if name == "xqc" else {}
     assert int(offline(name, pendulum, 3, settings).state.updates) == 3
 
 

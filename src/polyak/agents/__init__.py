@@ -29,6 +29,7 @@ AGENTS = {
     "td3": "polyak.agents.td3:TD3",
     "td3_bc": "polyak.agents.td3_bc:TD3BC",
     "tqc": "polyak.agents.tqc:TQC",
+    "xqc": "polyak.agents.xqc:XQC",
 }
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""

@@ -178,6 +178,23 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
                 warn_of_flat_images(type(self).__name__, name, network, spec)
             object.__setattr__(self, name, network)
 
+    def _set_outputs_of_critics(self, name: Literal["num_quantiles", "num_atoms"], outputs: int) -> None:
+        """Set the number of outputs of the built-in critics, their field `name`, to the agent's.
+
+        Raises:
+            ValueError: theirs is another one.
+        """
+        critics = self.critics
+        if not isinstance(critics, Critics):
+            return
+        if getattr(critics, name) not in (None, outputs):
+            raise ValueError(
+                f"{type(self).__name__}: {name}={outputs} of the agent must be that of its critics, got "
+                f"Critics({name}={getattr(critics, name)}); leave theirs None"
+            )
+        changes: dict[str, Any] = {name: outputs}
+        object.__setattr__(self, "critics", dataclasses.replace(critics, **changes))
+
     def _check_together(self) -> None:
         """Check settings that depend on each other.
 

@@ -1,14 +1,15 @@
-"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC, CQL and CrossQ."""
+"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC, CQL, CrossQ and XQC."""
 
 import abc
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.actor_critic import ActorCriticAgent
@@ -24,7 +25,8 @@ from polyak.networks.pair import select_entries
 from polyak.ops.distributions import Categorical, Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
-from polyak.ops.schedules import Schedule, StepCount, check_schedule
+from polyak.ops.schedules import Count, Schedule, StepCount, check_schedule
+from polyak.ops.weight_norm import is_dense_kernel, normalize_weights, on_unit_spheres
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.sde import add_sde, check_sde
@@ -100,6 +102,26 @@ def check_target_entropy(owner: str, name: str, value: Any) -> None:
         check_number(owner, name, value, optional=True, or_else="'auto'")
 
 
+def _normalized(variables: Variables) -> Variables:
+    return dataclasses.replace(variables, params=normalize_weights(variables.params))
+
+
+def _with_unit_weights(copies: NetworkCopies) -> NetworkCopies:
+    """The copies with unit weight vectors.
+
+    Raises:
+        ValueError: the network has no dense layer that `normalize_weights` knows.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(copies.online.params)
+    if not any(is_dense_kernel(path, x) for path, x in leaves):
+        raise ValueError(
+            f"network: weight_norm=True needs dense layers with weights named kernel, as Flax's, in {copies.name}, got "
+            f"{copies.network!r}"
+        )
+    target = None if copies.target is None else _normalized(copies.target)
+    return dataclasses.replace(copies, online=_normalized(copies.online), target=target)
+
+
 @struct(kw_only=True)
 class SoftActorAgent(ActorCriticAgent):
     """An agent that maximizes returns and the entropy of its stochastic actor.
@@ -124,7 +146,13 @@ class SoftActorAgent(ActorCriticAgent):
             number of steps; needs `Actor(std="sde")`, the default actor then, with log_std -3. None draws actions
             independently.
         policy_delay: gradient steps of the critics for one of the actor and of α.
+        weight_norm: scale the weight vectors of the dense layers of actor and critics to norm 1, at the start and after each
+            gradient step; batch or layer normalization must make their scale irrelevant. Layers of standard deviations and
+            convolutions are left out.
     """
+
+    entropy_of_dimension: ClassVar[float] = -1.0
+    """The default target entropy of Box actions, for each of their dimensions."""
 
     alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
@@ -133,6 +161,7 @@ class SoftActorAgent(ActorCriticAgent):
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     sde_sample_freq: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=1)
+    weight_norm: bool = choice(default=False, choices=(True, False))
 
     @abc.abstractmethod
     def check_critics(self, variables: Variables) -> None:
@@ -173,9 +202,17 @@ class SoftActorAgent(ActorCriticAgent):
         """An actor, critics, which have a target where `follow` has a rule, and a temperature."""
         actor, critics, average = self._create_networks(key, actor_target=None)
         self.check_critics(critics.online)
+        if self.weight_norm:
+            actor, critics = (_with_unit_weights(copies) for copies in (actor, critics))
+            average = None if average is None else _normalized(average)
         log_alpha = jnp.log(jnp.asarray(self.initial_alpha, jnp.float32))
         temperature = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
         return SoftActorCopies(actor, critics, temperature, average)
+
+    def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
+        """The optimizer; see `AdamSettings`. With `weight_norm` it keeps the weight vectors' norms."""
+        optimizer = super().optimizer_at(env_steps, learning_rate)
+        return on_unit_spheres(optimizer) if self.weight_norm else optimizer
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
@@ -314,10 +351,10 @@ class SoftActorAgent(ActorCriticAgent):
         return jnp.exp(log_alpha) if self.alpha is None else jnp.asarray(self.alpha, jnp.float32)
 
     def default_target_entropy(self, mask: Bool[Array, "B n"] | None) -> Float[Array, "#B"]:
-        """-dim A of Boxes; 0.98 log n of Discrete actions, where n is the number of actions that the state allows."""
+        """`entropy_of_dimension` · dim A of Boxes; 0.98 log n of n Discrete actions that the state allows."""
         space = self.spec.action
         if not isinstance(space, Discrete):
-            return jnp.full(1, -action_dimensions(self.spec), jnp.float32)
+            return jnp.full(1, self.entropy_of_dimension * action_dimensions(self.spec), jnp.float32)
         allowed = jnp.full(1, space.n, jnp.int32) if mask is None else jnp.maximum(mask.sum(axis=1, dtype=jnp.int32), 1)
         return ENTROPY_FRACTION * jnp.log(allowed.astype(jnp.float32))
 

@@ -62,14 +62,7 @@ class TQC(TargetSettings, SoftActorAgent):
         self._check_boxes()
         check_settings(self)
         self._set_networks(self._default_actor(), Critics(num_critics=5))
-        critics = self.critics
-        if isinstance(critics, Critics):
-            if critics.num_quantiles not in (None, self.num_quantiles):
-                raise ValueError(
-                    f"TQC: num_quantiles={self.num_quantiles} of the agent must be that of its critics, got "
-                    f"Critics(num_quantiles={critics.num_quantiles}); leave theirs None"
-                )
-            object.__setattr__(self, "critics", dataclasses.replace(critics, num_quantiles=self.num_quantiles))
+        self._set_outputs_of_critics("num_quantiles", self.num_quantiles)
         self._check_together()
         if self.dropped_quantiles >= self.num_quantiles:
             raise ValueError(

@@ -25,14 +25,15 @@ class Critics(HiddenLayers):
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
     `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
-    the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`. The critics share only
-    the convolutions of images.
+    the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`; with `num_atoms` = K
+    the logits of its distribution, `[B, N, K]`. The critics share only the convolutions of images.
 
     Attributes:
         activation: activation after each dense layer.
         num_critics: N.
         dropout: probability with which a unit is dropped while training, after the linear layer.
         num_quantiles: M, number of quantiles of the return; None returns the mean. `TQC` sets it.
+        num_atoms: K, number of atoms of the distribution of the return; None returns the mean. `XQC` sets it.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.
@@ -47,10 +48,18 @@ class Critics(HiddenLayers):
     num_critics: int = integer(default=2)
     dropout: float = number(default=0.0, at_least=0, at_most=0.99, static=True)
     num_quantiles: int | None = integer(default=None, optional=True)
+    num_atoms: int | None = integer(default=None, at_least=2, optional=True)
 
     def __post_init__(self) -> None:
         self.set_layers()
         check_settings(self)
+        if self.num_quantiles is not None and self.num_atoms is not None:
+            raise ValueError(f"Critics: num_atoms must be None with num_quantiles={self.num_quantiles}, got {self.num_atoms}")
+
+    @property
+    def outputs(self) -> tuple[str, int | None]:
+        """The setting that says how many numbers each critic returns, and its value, None for the mean."""
+        return ("num_quantiles", self.num_quantiles) if self.num_atoms is None else ("num_atoms", self.num_atoms)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""
@@ -71,13 +80,14 @@ class _CriticsModule(nnx.Module):
 
     def __init__(self, settings: Critics, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.takes_action = not isinstance(spec.action, Discrete)
-        outputs = spec.action.n if isinstance(spec.action, Discrete) else settings.num_quantiles
+        name, of_distribution = settings.outputs
+        outputs = spec.action.n if isinstance(spec.action, Discrete) else of_distribution
         boxes = list(leaf_spaces(spec.action)) if self.takes_action else []
         for path, leaf in boxes:
             if not isinstance(leaf, Box):
                 raise ValueError(f"network: critics need actions of Boxes or one Discrete, got {leaf}{in_action(path)}")
-        if settings.num_quantiles is not None and not boxes:
-            raise ValueError(f"network: num_quantiles must be None for Discrete actions, got {settings.num_quantiles}")
+        if of_distribution is not None and not boxes:
+            raise ValueError(f"network: {name} must be None for Discrete actions, got {of_distribution}")
         self.encoder = Encoder(spec.obs, rngs)
         inputs = encoded_size(self.encoder, spec) + sum(math.prod(leaf.shape) for _, leaf in boxes)
         self.input_norm = _make_norm(settings, inputs, rngs) if settings.has_input_norm else None

@@ -23,6 +23,7 @@ from polyak.presets import (
     td3,
     td3_bc,
     tqc,
+    xqc,
 )
 from polyak.presets.preset import Preset
 
@@ -53,6 +54,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("td3", td3.PRESETS),
         ("td3_bc", td3_bc.PRESETS),
         ("tqc", tqc.PRESETS),
+        ("xqc", xqc.PRESETS),
     )
     for env_id, preset in presets.items()
 }

@@ -12,7 +12,7 @@ SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
 """Initial logarithm of σ, as in the agents' default networks, where a preset has none."""
 
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
-"""Settings of SAC, TQC and CrossQ without effect with a fixed `alpha`, as in `polyak.agents.soft_actor`, which imports JAX."""
+"""Settings of SAC and its kin without effect with a fixed `alpha`, as in `polyak.agents.soft_actor`, which imports JAX."""
 
 OPTIMIZER_SETTINGS = (
     "learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_b1", "adam_eps", "max_grad_norm",

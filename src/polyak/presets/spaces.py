@@ -85,4 +85,5 @@ SPACES: Mapping[str, Space] = {
     "sac": ACTOR_CRITIC,
     "td3": NOISY,
     "tqc": {**ACTOR_CRITIC, "num_quantiles": {"low": 5, "high": 50}, "dropped_quantiles": {"low": 0, "high": 4}},
+    "xqc": {**ACTOR_CRITIC, "num_atoms": [51, 101], "policy_delay": [1, 2, 3], "updates_per_step": [0.5, 1.0, 2.0]},
 }
