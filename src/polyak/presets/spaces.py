@@ -62,6 +62,7 @@ SPACES: Mapping[str, Space] = {
     "crossq": {name: values for name, values in ACTOR_CRITIC.items() if name != "tau"} | {"policy_delay": [1, 2, 3]},
     "ddpg": {**NOISY, "exploration": ["ou", "gaussian"]},
     "dqn": Q_LEARNING,
+    "droq": {**ACTOR_CRITIC, "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
     "impala": {**SHORT_ROLLOUTS, "rho_clip": [1.0, 2.0, 4.0]},
     # Dabney et al. 2018, arXiv:1806.06923, figure 2.
     "iqn": {**Q_LEARNING, "num_tau": [1, 8, 32, 64], "num_target_tau": [1, 8, 32, 64]},
@@ -82,6 +83,7 @@ SPACES: Mapping[str, Space] = {
     "qrdqn": {**Q_LEARNING, "num_quantiles": {"low": 5, "high": 200}},
     # It explores by the noise of its network. Hessel et al. 2018, figure 2 and table 1.
     "rainbow": {name: values for name, values in Q_LEARNING.items() if name != "epsilon"} | {"n_step": [1, 3, 5]},
+    "redq": {**ACTOR_CRITIC, "num_target_critics": [1, 2, 3], "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
     "sac": ACTOR_CRITIC,
     "td3": NOISY,
     "tqc": {**ACTOR_CRITIC, "num_quantiles": {"low": 5, "high": 50}, "dropped_quantiles": {"low": 0, "high": 4}},
