@@ -19,7 +19,7 @@ TINY_OF = {
     "pqn": "--num-minibatches 2",
     **dict.fromkeys(("c51", "dqn", "iqn", "qrdqn", "rainbow"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(
-        ("crossq", "ddpg", "droq", "redq", "sac", "td3", "tqc", "xqc"),
+        ("crossq", "ddpg", "droq", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
         "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16",
     ),
 }

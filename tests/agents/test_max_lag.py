@@ -29,6 +29,7 @@ REPLAY = (
         "rainbow",
         "redq",
         "sac",
+        "simbav2",
         "td3",
         "td3_bc",
         "tqc",

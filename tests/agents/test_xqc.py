@@ -226,9 +226,12 @@ def kernels_of(params):
     return {key: x for path, x in leaves if "kernel" in (key := jax.tree_util.keystr(path)) and "scales" not in key}
 
 
-@pytest.mark.parametrize("algorithm", ["XQC", pytest.param("SAC", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["XQC", "SimbaV2", pytest.param("SAC", marks=pytest.mark.slow)])
 def test_weight_vectors_have_norm_1_from_the_start_and_after_each_step(algorithm):
     agent = make(num_steps=8, updates_per_step=0.25, ema_tau=0.1)
+    if algorithm == "SimbaV2":
+        blocks = {"residual": "hypersphere"}
+        agent = dataclasses.replace(agent, actor=polyak.Actor((6,), **blocks), critics=polyak.Critics((8,), **blocks))
     if algorithm == "SAC":
         networks = {"actor": agent.actor, "critics": dataclasses.replace(agent.critics, num_atoms=None)}
         agent = polyak.SAC(
@@ -240,7 +243,7 @@ def test_weight_vectors_have_norm_1_from_the_start_and_after_each_step(algorithm
     for state in (before, after):
         for copies in (state.copies.actor, state.copies.critics):
             kernels = kernels_of(copies.online.params)
-            assert len(kernels) == 2
+            assert len(kernels) == (5 if algorithm == "SimbaV2" else 2)
             for kernel in kernels.values():
                 np.testing.assert_allclose(np.linalg.norm(kernel, axis=-2), 1.0, rtol=1e-5)
     copies = before.copies

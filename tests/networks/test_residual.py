@@ -80,6 +80,57 @@ def test_actor_and_critics_compute_the_blocks_of_the_papers(kind, norm):
         np.testing.assert_allclose(q[:, i], wanted[:, 0], rtol=1e-3, atol=1e-3)
 
 
+def on_sphere(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def on_hypersphere(weights, x):
+    """The features of SimbaV2, with the scales and steps as in the authors' code: a parameter times a constant."""
+
+    def scaled(part, x, factor=1.0):
+        return x @ np.asarray(part["linear"]["kernel"], float) * np.asarray(part["scale"]["scale"], float) * factor
+
+    x = on_sphere(scaled(weights["first"], on_sphere(np.c_[x, np.full(len(x), 3.0)])))
+    for block in weights["blocks"].values():
+        y = np.maximum(scaled(block["inner"], x), 0) + 1e-8
+        y = on_sphere(y @ np.asarray(block["outer"]["kernel"], float))
+        # α starts at 1 / (2 + 1), as a parameter of size 1 / √8.
+        x = on_sphere(x + np.asarray(block["step"]["scale"], float) * np.sqrt(8) / 3 * (y - x))
+    return scaled(weights["last"], x)
+
+
+def test_actor_and_critics_compute_the_hyperspheres_of_the_paper():
+    settings = {"hidden": (8, 8), "residual": "hypersphere"}
+    actor = polyak.Actor(**settings)
+    start = actor.init(KEY, SPEC).params["actor"]["dense"]["residual"]
+    sizes = [start["first"]["scale"], start["blocks"][0]["inner"]["scale"], start["last"]["scale"], start["blocks"][1]["step"]]
+    for part, size in zip(sizes, (np.sqrt(2 / 8), np.sqrt(2 / 32), 1.0, 1 / np.sqrt(8)), strict=True):
+        np.testing.assert_allclose(part["scale"], size, rtol=1e-6)
+    variables = random_params(actor)
+    features = on_hypersphere(variables.params["actor"]["dense"]["residual"], np.asarray(OBS, float))
+    wanted = linear(variables.params["policy"]["linear"], features)
+    np.testing.assert_allclose(actor.apply(variables, OBS)[0][0]["loc"], wanted, rtol=1e-3, atol=1e-3)
+    critics = polyak.Critics(**settings, num_critics=3)
+    variables = random_params(critics)
+    q = critics.apply(variables, (OBS, ACTION))[0][0]
+    for i in range(3):
+        weights = of_critic(variables.params, i)
+        x = np.c_[np.asarray(OBS, float), np.asarray(ACTION, float)]
+        wanted = linear(weights["head"], on_hypersphere(weights["layers"][0], x))
+        np.testing.assert_allclose(q[:, i], wanted[:, 0], rtol=1e-3, atol=1e-3)
+
+
+def test_hyperspheres_need_unit_weights_and_have_no_other_normalization():
+    blocks = {"residual": "hypersphere"}
+    with pytest.raises(ValueError, match="Actor: norm must be None with residual='hypersphere', got 'layer'"):
+        polyak.Actor((8,), norm="layer", **blocks)
+    with pytest.raises(ValueError, match=r"Critics: dropout must be 0 with residual='hypersphere', got 0\.1"):
+        polyak.Critics((8,), dropout=0.1, **blocks)
+    for agent, std in ((polyak.SAC, "state"), (polyak.TD3, "fixed")):
+        with pytest.raises(ValueError, match=rf"{agent.__name__}: actor with residual='hypersphere' needs weight_norm=True"):
+            agent(SPEC, polyak.Actor((8,), std=std, **blocks), replay=polyak.UniformReplay(64))
+
+
 def test_blocks_have_layer_normalization_and_one_width():
     assert polyak.Actor((8,), residual="pre_norm") == polyak.Actor((8,), residual="pre_norm", norm="layer")
     for hidden in ((8, 16), ()):

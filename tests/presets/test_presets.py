@@ -269,6 +269,14 @@ def test_redq_and_droq_are_sac_with_twenty_gradient_steps_in_every_environment(a
         assert (agent.target_entropy == -1.0) == (env_id == "Hopper-v5")
 
 
+def test_simbav2_is_xqc_with_networks_on_hyperspheres_in_every_environment():
+    for env_id in ("Pendulum-v1", "Hopper-v5", "Nowhere-v0"):
+        settings = preset("simbav2", env_id).settings(1_000)
+        agent = agent_class("simbav2")(EnvSpec(Box([-1.0] * 4, [1.0] * 4), Box([-1.0] * 3, [1.0] * 3)), **settings)
+        assert isinstance(agent, polyak.XQC) and agent.weight_norm and agent.normalize_obs and agent.policy_delay == 1
+        assert agent.actor.residual == agent.critics.residual == "hypersphere" and agent.critics.num_atoms == 101
+
+
 def test_presets_cannot_be_changed_by_accident():
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULT.env_steps = 1

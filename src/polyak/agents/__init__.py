@@ -33,6 +33,8 @@ AGENTS = {
     "td3_bc": "polyak.agents.td3_bc:TD3BC",
     "tqc": "polyak.agents.tqc:TQC",
     "xqc": "polyak.agents.xqc:XQC",
+    # After "xqc", the name of the class: SimbaV2 is XQC with the networks of presets/simbav2.py.
+    "simbav2": "polyak.agents.xqc:XQC",
 }
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""

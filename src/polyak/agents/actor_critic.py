@@ -203,6 +203,12 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         """
         super()._check_together()
         owner, obs = type(self).__name__, self.spec.obs
+        for name, network in (("actor", self.actor), ("critics", self.critics)):
+            if isinstance(network, Actor | Critics) and network.residual == "hypersphere" and not self.has_unit_weights:
+                raise ValueError(
+                    f"{owner}: {name} with residual='hypersphere' needs weight_norm=True of SAC, TQC, CrossQ, CQL or XQC, got "
+                    f"{network!r}"
+                )
         if self.shared_encoder and not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
             raise ValueError(
                 f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {self.actor!r} and "
@@ -223,6 +229,11 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")
         return NetworkPolicy(actor, normalizer and normalizer.select_space(spec.obs), self._actor, spec, squash=True)
+
+    @property
+    def has_unit_weights(self) -> bool:
+        """True if gradient steps keep the weight vectors of dense layers on unit spheres."""
+        return False
 
     @property
     def _actor(self) -> Network:

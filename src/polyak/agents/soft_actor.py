@@ -209,6 +209,11 @@ class SoftActorAgent(ActorCriticAgent):
         temperature = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
         return SoftActorCopies(actor, critics, temperature, average)
 
+    @property
+    def has_unit_weights(self) -> bool:
+        """True with `weight_norm`."""
+        return self.weight_norm
+
     def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
         """The optimizer; see `AdamSettings`. With `weight_norm` it keeps the weight vectors' norms."""
         optimizer = super().optimizer_at(env_steps, learning_rate)

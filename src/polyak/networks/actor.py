@@ -74,7 +74,9 @@ class _ActorModule(nnx.Module):
     def __init__(self, settings: Actor, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.action, self.clip_mean = spec.action, settings.clip_mean
         dense = settings.dense
-        self.actor = NormalizedTorso(dense, settings, spec, rngs) if settings.norm else Torso(dense, spec, rngs)
+        self.actor = (
+            NormalizedTorso(dense, settings, spec, rngs) if settings.norm or settings.residual else Torso(dense, spec, rngs)
+        )
         self.policy = PolicyHead(self.actor.dense.features, settings, spec, rngs, orthogonal=settings.orthogonal)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, None]:

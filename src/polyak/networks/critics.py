@@ -14,6 +14,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces
 from polyak.core.struct import check_settings, choice, integer, number, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
+from polyak.networks.hypersphere import HypersphereBlocks
 from polyak.networks.initializers import constant, uniform
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size
 from polyak.networks.normalization import BatchRenorm, HiddenLayers
@@ -53,6 +54,8 @@ class Critics(HiddenLayers):
     def __post_init__(self) -> None:
         self.set_layers()
         check_settings(self)
+        if self.dropout > 0 and self.residual == "hypersphere":
+            raise ValueError(f"Critics: dropout must be 0 with residual='hypersphere', got {self.dropout}")
         if self.num_quantiles is not None and self.num_atoms is not None:
             raise ValueError(f"Critics: num_atoms must be None with num_quantiles={self.num_quantiles}, got {self.num_atoms}")
 
@@ -144,9 +147,11 @@ class _Layers(nnx.Module):
 
 
 def _make_layers(inputs: int, settings: Critics, rngs: nnx.Rngs) -> list[Any]:
-    """The dense layers, or one `ResidualBlocks`."""
+    """The dense layers, or the residual blocks as one."""
     if settings.residual is None:
         return [_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))]
+    if settings.residual == "hypersphere":
+        return [HypersphereBlocks(inputs, settings.hidden, settings.activation, rngs, networks=(settings.num_critics,))]
 
     def linear(inputs: int, outputs: int) -> _Products:
         return _Products(settings.num_critics, inputs, outputs, rngs, settings.dropout)

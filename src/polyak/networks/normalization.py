@@ -13,11 +13,14 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import PyTree
+from polyak.networks.hypersphere import HypersphereBlocks
 from polyak.networks.layers import ACTIVATIONS, DenseSettings, Encoder, Layer, encoded_size, set_widths
 from polyak.networks.residual import EXPANSION, Residual, ResidualBlocks
 
 Norm: TypeAlias = Literal["layer", "batch", "batch_renorm"]
 NormPlace: TypeAlias = Literal["activation", "linear"]
+Blocks: TypeAlias = Residual | Literal["hypersphere"]
+RESIDUAL = ("pre_norm", "post_norm", "hypersphere", None)
 
 MAX_WARMUP = 2**31 - 1
 MOMENTUM, EPSILON, R_MAX, D_MAX = 0.99, 1e-3, 3.0, 5.0
@@ -29,17 +32,18 @@ class HiddenLayers:
 
     Attributes:
         hidden: widths of the dense layers, or the width of each residual block.
-        norm: `"layer"`, `"batch"` or `"batch_renorm"`; None disables normalization, and is `"layer"` with `residual`. Batch
-            normalization uses the mean and variance of the batch in the network's own loss, and running ones elsewhere. Batch
-            renormalization corrects the batch's towards the running ones.
+        norm: `"layer"`, `"batch"` or `"batch_renorm"`; None disables normalization, and is `"layer"` with the residual blocks
+            of the first two kinds. Batch normalization uses the mean and variance of the batch in the network's own loss, and
+            running ones elsewhere. Batch renormalization corrects the batch's towards the running ones.
         norm_before: normalize before each `"activation"`; or before each `"linear"` layer, so also the inputs, and the features
             that the last layer sees. With `residual` the blocks have their own places, and `"linear"` normalizes the inputs.
         norm_inputs: normalize the inputs of the first layer too.
         renorm_warmup: gradient steps during which batch renormalization is batch normalization, until its running mean and
             variance are good.
         residual: a linear layer and one residual block for each number in `hidden`, which are then equal, the width of the
-            blocks: `"pre_norm"`, x + V f(W norm(x)) with an inner layer four times as wide, the network of SimBa; or
-            `"post_norm"`, x + norm(V f(norm(W x))), the network of BRO. None: plain layers.
+            blocks: `"pre_norm"`, x + V f(W norm(x)) with an inner layer four times as wide, the network of SimBa;
+            `"post_norm"`, x + norm(V f(norm(W x))), the network of BRO; or `"hypersphere"`, steps between features of norm 1,
+            without `norm`, the network of SimbaV2, for agents with `weight_norm=True`. None: plain layers.
     """
 
     hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
@@ -52,12 +56,12 @@ class HiddenLayers:
         static=True,
         used_if=("norm", "batch_renorm"),
     )
-    residual: Residual | None = choice(default=None, choices=("pre_norm", "post_norm", None))
+    residual: Blocks | None = choice(default=None, choices=RESIDUAL)
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
         """Widths of all dense layers."""
-        return (*self.hidden, EXPANSION * self.hidden[0]) if self.residual == "pre_norm" else self.hidden
+        return (*self.hidden, EXPANSION * self.hidden[0]) if self.residual in ("pre_norm", "hypersphere") else self.hidden
 
     @property
     def has_input_norm(self) -> bool:
@@ -74,14 +78,17 @@ class HiddenLayers:
         """
         set_widths(self, "hidden")
         owner, hidden = type(self).__name__, self.hidden
-        check_choice(owner, "residual", self.residual, ("pre_norm", "post_norm", None))
+        check_choice(owner, "residual", self.residual, RESIDUAL)
         if self.residual is None:
             return
         if len(set(hidden)) != 1:
             raise ValueError(
                 f"{owner}: hidden must have one width for all residual blocks, such as (512, 512) for two blocks, got {hidden}"
             )
-        if self.norm is None:
+        if self.residual == "hypersphere":
+            if self.norm is not None:
+                raise ValueError(f"{owner}: norm must be None with residual='hypersphere', got {self.norm!r}")
+        elif self.norm is None:
             object.__setattr__(self, "norm", "layer")
 
 
@@ -149,9 +156,12 @@ class NormalizedDense(nnx.Module):
         linear, make_norm = partial(Layer, rngs=rngs, gain=gain), partial(_make_norm, settings=norm, rngs=rngs)
         self.features, self.activation, self.norm_before = widths[-1], settings.activation, norm.norm_before
         self.input_norm: Any = make_norm(inputs) if norm.has_input_norm else None
+        if norm.residual == "hypersphere":
+            self.residual: Any = HypersphereBlocks(inputs, settings.hidden, settings.activation, rngs)
+            return
         if norm.residual is not None:
             of_blocks = norm.residual, settings.activation
-            self.residual: Any = ResidualBlocks(inputs, settings.hidden, *of_blocks, linear=linear, norm=make_norm)
+            self.residual = ResidualBlocks(inputs, settings.hidden, *of_blocks, linear=linear, norm=make_norm)
             return
         self.residual = None
         self.layers = nnx.List([linear(a, b) for a, b in itertools.pairwise(widths)])

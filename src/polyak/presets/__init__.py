@@ -22,6 +22,7 @@ from polyak.presets import (
     rainbow,
     redq,
     sac,
+    simbav2,
     td3,
     td3_bc,
     tqc,
@@ -55,6 +56,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("rainbow", rainbow.PRESETS),
         ("redq", redq.PRESETS),
         ("sac", sac.PRESETS),
+        ("simbav2", simbav2.PRESETS),
         ("td3", td3.PRESETS),
         ("td3_bc", td3_bc.PRESETS),
         ("tqc", tqc.PRESETS),
@@ -72,6 +74,7 @@ DEFAULTS: dict[str, Preset] = {
     "droq": droq.DEFAULT,
     "rainbow": rainbow.DEFAULT,
     "redq": redq.DEFAULT,
+    "simbav2": simbav2.DEFAULT,
     "td3_bc": td3_bc.DEFAULT,
 }
 """Settings for environments without a preset: of algorithms that are settings of another one, or the paper's."""

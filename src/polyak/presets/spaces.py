@@ -85,6 +85,7 @@ SPACES: Mapping[str, Space] = {
     "rainbow": {name: values for name, values in Q_LEARNING.items() if name != "epsilon"} | {"n_step": [1, 3, 5]},
     "redq": {**ACTOR_CRITIC, "num_target_critics": [1, 2, 3], "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
     "sac": ACTOR_CRITIC,
+    "simbav2": {**ACTOR_CRITIC, "num_atoms": [51, 101], "updates_per_step": [0.5, 1.0, 2.0]},
     "td3": NOISY,
     "tqc": {**ACTOR_CRITIC, "num_quantiles": {"low": 5, "high": 50}, "dropped_quantiles": {"low": 0, "high": 4}},
     "xqc": {**ACTOR_CRITIC, "num_atoms": [51, 101], "policy_delay": [1, 2, 3], "updates_per_step": [0.5, 1.0, 2.0]},
