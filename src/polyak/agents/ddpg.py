@@ -2,17 +2,16 @@
 
 import dataclasses
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from polyak.agents.action_noise import ActionNoiseSettings
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.settings import TargetSettings
-from polyak.core.checks import check_unset
-from polyak.core.struct import check_settings, choice, number, setting, struct
+from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     check_critics,
@@ -23,16 +22,15 @@ from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
-from polyak.ops.schedules import Schedule, StepCount, check_schedule, value_at
+from polyak.ops.schedules import Schedule, StepCount
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
-from polyak.policies.noise import GaussianNoise, OUNoise
 from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class DDPG(TargetSettings, ActorCriticAgent):
+class DDPG(ActionNoiseSettings, TargetSettings, ActorCriticAgent):
     """DDPG for Box actions.
 
         L(θ) = E[ huber_κ(y - Q_θ(s, a)) ],    y = r + γ^m Q_target(s', π_target(s'))
@@ -49,9 +47,6 @@ class DDPG(TargetSettings, ActorCriticAgent):
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         max_dqda: clip each number of ∇_a Q to ± this value; None disables clipping.
-        exploration: noise on actions that are collected: `"ou"` (Ornstein-Uhlenbeck) or `"gaussian"`.
-        exploration_noise: standard deviation of the noise in one step, a number or a schedule; 0 disables the noise.
-        theta: rate at which Ornstein-Uhlenbeck noise returns to 0.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -64,9 +59,6 @@ class DDPG(TargetSettings, ActorCriticAgent):
 
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
-    exploration: Literal["ou", "gaussian"] = choice(default="ou", choices=("ou", "gaussian"))
-    exploration_noise: Schedule = setting(default=0.2, check=partial(check_schedule, above=-1.0, at_least=0))
-    theta: Scalar = number(default=0.15, above=0, at_most=1)
     learning_rate: Schedule = 1e-3
 
     def __post_init__(self) -> None:
@@ -75,8 +67,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
         check_settings(self)
         self._check_together()
         check_no_sde("DDPG", self._actor)
-        if self.exploration == "gaussian":
-            check_unset(self, ("theta",), "has no effect with exploration='gaussian'; leave it out")
+        self.check_noise()
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
@@ -88,10 +79,7 @@ class DDPG(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        # As a number, so that workers evaluate no schedule.
-        scale = value_at(self.exploration_noise, state.env_steps)
-        policy = self._network_policy(state, state.copies.actor.online)
-        noisy = OUNoise(policy, scale, self.theta) if self.exploration == "ou" else GaussianNoise(policy, scale)
+        noisy = self.add_noise(self._network_policy(state, state.copies.actor.online), state.env_steps)
         starting = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
         return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
 
