@@ -1,5 +1,7 @@
 """Policies that make actions of noise: by a flow, or by one step of a network."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from polyak.core.struct import static, struct
 from polyak.core.types import Network, PyTree, TimeStep, Variables
 from polyak.networks.action_units import from_unit
 from polyak.networks.flow import apply_to_noise, integrate, sample_noise
+from polyak.ops.distributions.without_density import WithoutDensity
 from polyak.ops.losses import mean_square
 from polyak.ops.normalize import ObsNormalizer
 from polyak.policies.predict import NumPyMethods
@@ -20,8 +23,6 @@ CANDIDATES = 31
 
 BANDWIDTH = 0.1
 """Standard deviation of the kernel of `FlowDistribution.mode`, in half ranges of an action."""
-
-NO_LOG_PROB = "a flow policy has no log-probabilities of actions, only samples and a mode"
 
 
 @struct
@@ -64,13 +65,15 @@ class FlowPolicy(NumPyMethods):
 
 
 @struct
-class FlowDistribution:
+class FlowDistribution(WithoutDensity):
     """The distribution of the actions of a `FlowPolicy`; it has samples and a mode, but no density.
 
     Attributes:
         policy: the policy.
         obs: normalized observations, leaves `[B, ...]`.
     """
+
+    owner: ClassVar[str] = "a flow policy"
 
     policy: FlowPolicy
     obs: PyTree
@@ -100,22 +103,6 @@ class FlowDistribution:
             return jnp.sum(jnp.where(is_best.reshape(*is_best.shape, *(1,) * (x.ndim - 2)), x, 0.0), axis=0)
 
         return from_unit(spec, jax.tree.map(select_best, x))
-
-    def log_prob(self, value: PyTree) -> Float[Array, "*B"]:
-        """Not available: raises `NotImplementedError`."""
-        raise NotImplementedError(NO_LOG_PROB)
-
-    def sample_and_log_prob(self, *, seed: PRNGKeyArray) -> tuple[PyTree, Float[Array, "*B"]]:
-        """Not available: raises `NotImplementedError`."""
-        raise NotImplementedError(NO_LOG_PROB)
-
-    def entropy(self) -> Float[Array, "*B"]:
-        """Not available: raises `NotImplementedError`."""
-        raise NotImplementedError("a flow policy has no entropy, only samples and a mode")
-
-    def kl_divergence(self, other: "FlowDistribution") -> Float[Array, "*B"]:
-        """Not available: raises `NotImplementedError`."""
-        raise NotImplementedError("a flow policy has no KL divergence, only samples and a mode")
 
 
 def _fixed_noise(spec: EnvSpec) -> PyTree:
