@@ -145,6 +145,12 @@ MUTATIONS = (
         ("agents/test_actor_critics.py::test_td3_asks_critics_only_for_actions_within_the_bounds",),
     ),
     Mutation(
+        "agents/qt_opt.py",
+        "jnp.min(next_q, axis=(0, 2))",
+        "jnp.max(next_q, axis=(0, 2))",
+        ("agents/test_qt_opt.py::test_the_loss_is_that_of_a_slow_version",),
+    ),
+    Mutation(
         "agents/ddpg.py",
         'target_actor=actor.variables("target")',
         "target_actor=actor.online",

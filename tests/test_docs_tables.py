@@ -15,6 +15,7 @@ from polyak.agents.dqn import DQN
 from polyak.agents.ppo import PPO
 from polyak.agents.ppo_kl import PPOKL
 from polyak.agents.qrdqn import QRDQN
+from polyak.agents.qt_opt import QTOpt
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
@@ -32,7 +33,7 @@ BRAX_PAGE = (DOCS / "tutorials" / "from-brax.md").read_text()
 COACH_PAGE = (DOCS / "tutorials" / "from-rl-coach.md").read_text()
 COPIES_PAGE = (DOCS / "copies.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(PPOKL)}
-REPLAY_FIELDS = {field.name for agent in (DQN, C51, QRDQN, SAC, TQC, TD3, DDPG) for field in dataclasses.fields(agent)}
+REPLAY_FIELDS = {field.name for agent in (DQN, C51, QRDQN, SAC, TQC, TD3, DDPG, QTOpt) for field in dataclasses.fields(agent)}
 
 # The arguments of the constructors of PPOAgent, PPOClipAgent and PPOKLPenaltyAgent (which have no others), TF-Agents 0.19.
 TF_AGENTS = """
@@ -105,6 +106,12 @@ TF_AGENTS_OF = {
         critic_network_2 target_critic_network_2 initial_log_alpha use_log_alpha_in_alpha_loss target_entropy""",
     TD3: f"""{COMMON_TF_AGENTS} exploration_noise_std critic_network_2 target_actor_network target_critic_network_2
         actor_update_period target_policy_noise target_policy_noise_clip""",
+    QTOpt: """
+        time_step_spec action_spec q_network optimizer actions_sampler epsilon_greedy n_step_update emit_log_probability
+        in_graph_bellman_update init_mean_cem init_var_cem num_samples_cem num_elites_cem num_iter_cem target_q_network
+        target_update_tau target_update_period enable_td3 target_q_network_delayed target_q_network_delayed_2
+        delayed_target_update_period td_errors_loss_fn auxiliary_loss_fns gamma reward_scale_factor gradient_clipping
+        debug_summaries summarize_grads_and_vars train_step_counter info_spec name""",
     DDPG: f"{COMMON_TF_AGENTS} ou_stddev ou_damping target_actor_network dqda_clipping",
 }
 

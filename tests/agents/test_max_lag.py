@@ -26,6 +26,7 @@ REPLAY = (
         "iql",
         "iqn",
         "qrdqn",
+        "qt_opt",
         "rainbow",
         "redq",
         "sac",

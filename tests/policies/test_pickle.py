@@ -12,6 +12,7 @@ from polyak.agents.crossq import CrossQ
 from polyak.agents.dqn import DQN
 from polyak.agents.iqn import IQN
 from polyak.agents.ppo import PPO
+from polyak.agents.qt_opt import QTOpt
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
@@ -41,6 +42,7 @@ AGENTS = {
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
     "crossq": lambda: CrossQ(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
+    "qt_opt": lambda: QTOpt(EnvSpec(OBS, FORCES), critics=Critics((8,)), replay=UniformReplay(100)),
     "tqc": lambda: TQC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "xqc": lambda: XQC(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
 }

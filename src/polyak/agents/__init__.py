@@ -23,6 +23,7 @@ AGENTS = {
     "ppo_kl": "polyak.agents.ppo_kl:PPOKL",
     "pqn": "polyak.agents.pqn:PQN",
     "qrdqn": "polyak.agents.qrdqn:QRDQN",
+    "qt_opt": "polyak.agents.qt_opt:QTOpt",
     # After "c51", the name of the class: Rainbow is C51 with the settings of presets/rainbow.py.
     "rainbow": "polyak.agents.c51:C51",
     "sac": "polyak.agents.sac:SAC",

@@ -81,6 +81,14 @@ SPACES: Mapping[str, Space] = {
         "network": {"hidden": [SMALL, [128, 128], MEDIUM]},
     },
     "qrdqn": {**Q_LEARNING, "num_quantiles": {"low": 5, "high": 200}},
+    # Around the numbers of the paper, section 4.2, and of TF-Agents.
+    "qt_opt": {
+        **NOISY,
+        "num_samples": [16, 32, 64, 128],
+        "num_elites": [2, 4, 6, 10],
+        "num_iterations": [2, 3, 5],
+        "lag_period": [1, 5, 100, 1_000],
+    },
     # It explores by the noise of its network. Hessel et al. 2018, figure 2 and table 1.
     "rainbow": {name: values for name, values in Q_LEARNING.items() if name != "epsilon"} | {"n_step": [1, 3, 5]},
     "redq": {**ACTOR_CRITIC, "num_target_critics": [1, 2, 3], "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
