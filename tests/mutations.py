@@ -145,6 +145,12 @@ MUTATIONS = (
         ("agents/test_actor_critics.py::test_td3_asks_critics_only_for_actions_within_the_bounds",),
     ),
     Mutation(
+        "networks/quadratic.py",
+        'jnp.einsum("bij,bi->bj", lower, distance)',
+        'jnp.einsum("bij,bj->bi", lower, distance)',
+        ("agents/test_naf.py::test_values_are_the_quadratic_form",),
+    ),
+    Mutation(
         "agents/qt_opt.py",
         "jnp.min(next_q, axis=(0, 2))",
         "jnp.max(next_q, axis=(0, 2))",

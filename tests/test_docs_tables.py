@@ -210,7 +210,7 @@ def test_every_argument_of_brax_leads_to_a_setting():
 def test_every_argument_of_agents_with_a_replay_leads_to_a_setting(library):
     page, heading, arguments = REPLAY_TABLES[library]
     assert set(arguments.split()) <= column(page, heading, 1)
-    agents = re.compile(r"(DQN|C51|QRDQN)\(double=False\)|DQN\(\)|polyak train rainbow|update\(state, rollout, key\)")
+    agents = re.compile(r"(DQN|C51|QRDQN)\(double=False\)|DQN\(\)|NAF\(.*\)|polyak train rainbow|update\(state, rollout, key\)")
     for span in without_training(column(page, heading, 2)):
         if part := re.fullmatch(r"(Actor|Critics|UniformReplay|PrioritizedReplay)\((.*)\)", span):
             names, kind = re.findall(r"(\w+)=", part[2]), getattr(polyak, part[1])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from polyak.agents.impala import IMPALA as IMPALA
     from polyak.agents.iql import IQL as IQL
     from polyak.agents.iqn import IQN as IQN
+    from polyak.agents.naf import NAF as NAF
     from polyak.agents.ppo import PPO as PPO
     from polyak.agents.ppo_kl import PPOKL as PPOKL
     from polyak.agents.pqn import PQN as PQN
@@ -97,6 +98,7 @@ _MODULES = {
     "agents.impala": ("IMPALA",),
     "agents.iql": ("IQL",),
     "agents.iqn": ("IQN",),
+    "agents.naf": ("NAF",),
     "agents.ppo": ("PPO",),
     "agents.ppo_kl": ("PPOKL",),
     "agents.pqn": ("PQN",),

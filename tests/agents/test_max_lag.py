@@ -25,6 +25,7 @@ REPLAY = (
         "fql",
         "iql",
         "iqn",
+        "naf",
         "qrdqn",
         "qt_opt",
         "rainbow",

@@ -19,6 +19,7 @@ AGENTS = {
     "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",
     "iql": "polyak.agents.iql:IQL",
+    "naf": "polyak.agents.naf:NAF",
     "ppo": "polyak.agents.ppo:PPO",
     "ppo_kl": "polyak.agents.ppo_kl:PPOKL",
     "pqn": "polyak.agents.pqn:PQN",

@@ -66,6 +66,7 @@ SPACES: Mapping[str, Space] = {
     "impala": {**SHORT_ROLLOUTS, "rho_clip": [1.0, 2.0, 4.0]},
     # Dabney et al. 2018, arXiv:1806.06923, figure 2.
     "iqn": {**Q_LEARNING, "num_tau": [1, 8, 32, 64], "num_target_tau": [1, 8, 32, 64]},
+    "naf": {**NOISY, "exploration": ["ou", "gaussian"]},
     "ppo": PPO,
     # Schulman et al. 2017, section 6.1.
     "ppo_kl": {**MINIBATCHES, "kl_target": [0.003, 0.01, 0.03]},
