@@ -21,6 +21,7 @@ LONGER = {
     "tests/studies/test_study.py": "trains studies, one of which is killed several times, and starts processes",
     "tests/agents/test_actor_critics.py": _EVERY_AGENT,
     "tests/agents/test_actor_critics_tf_agents.py": _EVERY_AGENT,
+    "tests/agents/test_bootstrapped_dqn.py": _TRAININGS,
     "tests/agents/test_combined_actions.py": _EVERY_AGENT,
     "tests/agents/test_crossq.py": _TRAININGS,
     "tests/agents/test_dqn.py": _TRAININGS,

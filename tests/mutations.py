@@ -145,6 +145,12 @@ MUTATIONS = (
         ("agents/test_actor_critics.py::test_td3_asks_critics_only_for_actions_within_the_bounds",),
     ),
     Mutation(
+        "agents/bootstrapped_dqn.py",
+        "self.bootstrap_mask(batch.index) * huber",
+        "self.bootstrap_mask(batch.action) * huber",
+        ("agents/test_bootstrapped_dqn.py::test_the_loss_is_that_of_a_slow_version",),
+    ),
+    Mutation(
         "networks/quadratic.py",
         'jnp.einsum("bij,bi->bj", lower, distance)',
         'jnp.einsum("bij,bj->bi", lower, distance)',

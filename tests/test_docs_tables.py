@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import polyak
+from polyak.agents.bootstrapped_dqn import BootstrappedDQN
 from polyak.agents.c51 import C51
 from polyak.agents.ddpg import DDPG
 from polyak.agents.dqn import DQN
@@ -33,7 +34,11 @@ BRAX_PAGE = (DOCS / "tutorials" / "from-brax.md").read_text()
 COACH_PAGE = (DOCS / "tutorials" / "from-rl-coach.md").read_text()
 COPIES_PAGE = (DOCS / "copies.md").read_text()
 FIELDS = {field.name for field in dataclasses.fields(PPOKL)}
-REPLAY_FIELDS = {field.name for agent in (DQN, C51, QRDQN, SAC, TQC, TD3, DDPG, QTOpt) for field in dataclasses.fields(agent)}
+REPLAY_FIELDS = {
+    field.name
+    for agent in (DQN, C51, QRDQN, SAC, TQC, TD3, DDPG, QTOpt, BootstrappedDQN)
+    for field in dataclasses.fields(agent)
+}
 
 # The arguments of the constructors of PPOAgent, PPOClipAgent and PPOKLPenaltyAgent (which have no others), TF-Agents 0.19.
 TF_AGENTS = """
@@ -210,7 +215,8 @@ def test_every_argument_of_brax_leads_to_a_setting():
 def test_every_argument_of_agents_with_a_replay_leads_to_a_setting(library):
     page, heading, arguments = REPLAY_TABLES[library]
     assert set(arguments.split()) <= column(page, heading, 1)
-    agents = re.compile(r"(DQN|C51|QRDQN)\(double=False\)|DQN\(\)|NAF\(.*\)|polyak train rainbow|update\(state, rollout, key\)")
+    ours = r"(DQN|C51|QRDQN)\(double=False\)|DQN\(\)|(NAF|BootstrappedDQN)\(.*\)|polyak train rainbow"
+    agents = re.compile(rf"{ours}|update\(state, rollout, key\)")
     for span in without_training(column(page, heading, 2)):
         if part := re.fullmatch(r"(Actor|Critics|UniformReplay|PrioritizedReplay)\((.*)\)", span):
             names, kind = re.findall(r"(\w+)=", part[2]), getattr(polyak, part[1])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polyak.agents.a2c import A2C as A2C
     from polyak.agents.agent import BaseAgent as BaseAgent
     from polyak.agents.bc import BC as BC
+    from polyak.agents.bootstrapped_dqn import BootstrappedDQN as BootstrappedDQN
     from polyak.agents.c51 import C51 as C51
     from polyak.agents.cql import CQL as CQL
     from polyak.agents.crossq import CrossQ as CrossQ
@@ -89,6 +90,7 @@ _MODULES = {
     "agents.a2c": ("A2C",),
     "agents.agent": ("BaseAgent",),
     "agents.bc": ("BC",),
+    "agents.bootstrapped_dqn": ("BootstrappedDQN",),
     "agents.c51": ("C51",),
     "agents.cql": ("CQL",),
     "agents.crossq": ("CrossQ",),

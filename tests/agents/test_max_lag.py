@@ -15,6 +15,7 @@ UNIT_ACTIONS = EnvSpec(OBS, Box(-np.ones(1), np.ones(1)))
 REPLAY = (
     *(
         "bc",
+        "bootstrapped_dqn",
         "c51",
         "cql",
         "crossq",

@@ -1,4 +1,4 @@
-"""What holds for every agent of action values: DQN, C51, QR-DQN and IQN."""
+"""What holds for every agent of action values: DQN, C51, QR-DQN, bootstrapped DQN and IQN."""
 
 import dataclasses
 
@@ -10,6 +10,7 @@ import pytest
 from flax import linen
 
 import polyak
+from polyak.agents.bootstrapped_dqn import BootstrappedDQN
 from polyak.agents.c51 import C51
 from polyak.agents.dqn import DQN
 from polyak.agents.iqn import IQN
@@ -37,6 +38,9 @@ AGENTS = {
     ),
     "qrdqn": lambda spec=SPEC, noisy=False, **s: QRDQN(
         spec, network=polyak.MLP((8,), head=polyak.QValues(noisy=noisy)), **SMALL | s
+    ),
+    "bootstrapped": lambda spec=SPEC, noisy=False, **s: BootstrappedDQN(
+        spec, network=polyak.MLP((8,), head=polyak.QValues(noisy=noisy)), num_heads=3, **SMALL | s
     ),
     "iqn": lambda spec=SPEC, noisy=False, **s: IQN(spec, network=MLP((8, 8), head=Quantiles(noisy=noisy)), **SMALL | s),
 }
@@ -131,7 +135,10 @@ def test_a_terminal_transition_does_not_see_the_next_observation(make):
     assert float(loss_of(agent, transitions())[0]) != float(loss_of(agent, transitions(next_obs=other.next_obs))[0])
 
 
-@every_agent
+# Of bootstrapped DQN each head has an a' of its own.
+@pytest.mark.parametrize(
+    "make", quick("dqn", "c51", of={name: make for name, make in AGENTS.items() if name != "bootstrapped"})
+)
 @pytest.mark.parametrize("double", [False, True])
 def test_the_bootstrap_takes_allowed_actions_only(make, double):
     """TF-Agents' D3qnAgent takes the best of all actions (defect 15)."""
@@ -209,7 +216,8 @@ def test_a_noisy_network_explores_with_noise_and_is_evaluated_without(make):
     assert isinstance(agent.collect_policy(state), FreshNoise)
     obs = jnp.broadcast_to(jnp.array([[0.3, -1.0, 2.0]]), (512, 3))
     step = dataclasses.replace(_first(512), obs=obs)
-    explored = np.asarray(agent.collect_policy(state).action(step, (), KEY).action)
+    explorer = agent.collect_policy(state)
+    explored = np.asarray(explorer.action(step, explorer.initial_state(512), KEY).action)
     assert len(set(explored.tolist())) > 1
     greedy = [np.asarray(agent.policy(state).action(step, (), jax.random.key(i)).action) for i in range(2)]
     np.testing.assert_array_equal(*greedy)

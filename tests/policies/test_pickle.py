@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from polyak.agents.bootstrapped_dqn import BootstrappedDQN
 from polyak.agents.c51 import C51
 from polyak.agents.crossq import CrossQ
 from polyak.agents.dqn import DQN
@@ -39,6 +40,7 @@ AGENTS = {
     "dqn": lambda: DQN(EnvSpec(OBS, ACTIONS), network=MLP((8,), norm="layer"), replay=UniformReplay(100)),
     "noisy": lambda: DQN(EnvSpec(OBS, ACTIONS), network=MLP((8,), head=QValues(noisy=True)), replay=UniformReplay(100)),
     "c51": lambda: C51(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
+    "bootstrapped": lambda: BootstrappedDQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),

@@ -8,6 +8,7 @@ AGENTS = {
     # After "a2c", the name of the class: A3C is A2C in the loop of presets/a3c.py.
     "a3c": "polyak.agents.a2c:A2C",
     "bc": "polyak.agents.bc:BC",
+    "bootstrapped_dqn": "polyak.agents.bootstrapped_dqn:BootstrappedDQN",
     "c51": "polyak.agents.c51:C51",
     "cql": "polyak.agents.cql:CQL",
     "crossq": "polyak.agents.crossq:CrossQ",

@@ -18,6 +18,7 @@ from polyak.ops.distributions.combinations import as_discrete, combine_actions, 
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
+from polyak.policies.episode_head import EpisodeHead
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.q_policy import FreshNoise, add_q_exploration
@@ -130,9 +131,13 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
-        policy, env_steps = self._network_policy(state, state.copies.online), state.env_steps
+        policy, env_steps = self.learner_policy(state), state.env_steps
         explorer = add_q_exploration(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
         return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
+
+    def learner_policy(self, state: OffPolicyState) -> NetworkPolicy | EpisodeHead:
+        """The policy of the online network, to which `collect_policy` adds random actions."""
+        return self._network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""

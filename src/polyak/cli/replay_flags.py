@@ -51,7 +51,7 @@ class ReplayFlags:
     """number of first time steps of a sequence that only refresh the stored recurrent state"""
 
 
-OF_DISTRIBUTIONS = {"num_atoms", "num_quantiles", "num_tau"}
+OF_DISTRIBUTIONS = {"num_atoms", "num_quantiles", "num_tau", "num_heads"}
 """Settings of agents that learn distributions of returns, from transitions alone."""
 
 

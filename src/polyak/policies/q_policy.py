@@ -9,6 +9,7 @@ from polyak.core.struct import struct
 from polyak.core.types import PolicyStep, PyTree, Scalar, TimeStep
 from polyak.networks.q_network import is_noisy
 from polyak.ops.distributions import Distribution
+from polyak.policies.episode_head import EpisodeHead
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
 from polyak.policies.network_policy import NetworkPolicy
 from polyak.policies.wrapper import PolicyWrapper, inner_predict
@@ -19,7 +20,7 @@ class FreshNoise(PolicyWrapper):
     """The inner policy, with new noise of its network at every step and in every row (Fortunato et al. 2018).
 
     Attributes:
-        policy: directly around a `NetworkPolicy`, whose network draws noise with the key of `apply`.
+        policy: directly around a `NetworkPolicy` or an `EpisodeHead`, whose network draws noise with the key of `apply`.
     """
 
     policy: EpsilonGreedy | Boltzmann
@@ -38,7 +39,7 @@ class FreshNoise(PolicyWrapper):
 
 
 def add_q_exploration(
-    policy: NetworkPolicy, epsilon: Scalar, temperature: Scalar | None = None
+    policy: NetworkPolicy | EpisodeHead, epsilon: Scalar, temperature: Scalar | None = None
 ) -> EpsilonGreedy | Boltzmann | FreshNoise:
     """Add exploration to the policy of a network of action values.
 

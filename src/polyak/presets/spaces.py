@@ -56,6 +56,12 @@ NOISY: Space = {**ACTOR_CRITIC, "exploration_noise": {"low": 0.0, "high": 0.5}}
 SPACES: Mapping[str, Space] = {
     "a2c": A2C,
     "a3c": SHORT_ROLLOUTS,
+    # Around the numbers of Osband et al. 2016; it explores by its heads.
+    "bootstrapped_dqn": {
+        **{name: values for name, values in Q_LEARNING.items() if name != "epsilon"},
+        "num_heads": [5, 10, 20],
+        "bootstrap_probability": [0.5, 0.8, 1.0],
+    },
     # Bellemare et al. 2017, figure 3.
     "c51": {**Q_LEARNING, "num_atoms": [5, 11, 21, 51, 101]},
     # It has no targets.

@@ -1,0 +1,68 @@
+"""Networks of K heads of action values `[B, n, K]`, for policies: upper confidence bounds, and votes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
+
+from polyak.core.spaces import EnvSpec, Space
+from polyak.core.types import Network, PyTree, Variables
+from polyak.networks.q_network import is_noisy
+from polyak.ops.distributions import Distribution
+from polyak.ops.distributions.combinations import for_values
+from polyak.ops.losses import best_action
+
+
+@dataclass(frozen=True)
+class AllHeads:
+    """Converts the network to one that returns `(values, value)`: all heads' values, and the largest mean.
+
+    Attributes:
+        network: a network of K heads.
+    """
+
+    network: Network
+
+    @property
+    def noisy(self) -> bool:
+        """True if the wrapped network draws noise."""
+        return is_noisy(self.network)
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Create variables of the wrapped network."""
+        return self.network.init(key, spec)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`((values, value), carry, stats)` for obs leaves `[B, ...]`."""
+        values, carry, stats = self.network.apply(variables, obs, carry, train=train, key=key)
+        return (self.output(values), jnp.max(jnp.mean(values, axis=2), axis=1)), carry, stats
+
+    def output(self, values: Float[Array, "B n K"]) -> Float[Array, "B n *K"]:
+        """The values themselves."""
+        return values
+
+
+@dataclass(frozen=True)
+class UpperBound(AllHeads):
+    """Converts the network to one that returns `(q, value)`, q the mean over the heads plus `scale` standard deviations."""
+
+    scale: float = 0.0
+
+    def output(self, values: Float[Array, "B n K"]) -> Float[Array, "B n"]:
+        """The upper confidence bounds."""
+        return jnp.mean(values, axis=2) + self.scale * jnp.std(values, axis=2)
+
+
+def best_of_heads(values: Float[Array, "B n K"], mask: Bool[Array, "B n"] | None) -> Int32[Array, "B K"]:
+    """The best allowed action of each head."""
+    return jax.vmap(best_action, in_axes=(2, None), out_axes=1)(values, mask)
+
+
+def for_votes(space: Space, values: Any, mask: Any = None, *, squash: bool = False) -> Distribution:
+    """The distribution whose mode is the action that most heads choose, of equal ones the first; logits are the votes."""
+    votes = jax.nn.one_hot(best_of_heads(values, mask), values.shape[1], dtype=jnp.float32)
+    return for_values(space, jnp.sum(votes, axis=1), mask, squash=squash)

@@ -1,0 +1,13 @@
+"""Presets of bootstrapped DQN, by environment."""
+
+from polyak.presets import dqn
+from polyak.presets.preset import Preset
+
+CARTPOLE = {name: value for name, value in dqn.CARTPOLE.items() if name != "epsilon"}
+
+ATARI = {name: value for name, value in dqn.ATARI.items() if name != "epsilon"}
+
+PRESETS: dict[str, Preset] = {
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "those of DQN"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "those of DQN, with the heads of Osband et al. 2016"),
+}
