@@ -27,6 +27,8 @@ from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.replay.replay import Transition
 
+HEAD = PolicyAndValue(std="state", shared_torso=True)
+
 
 @struct(kw_only=True)
 class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
@@ -65,11 +67,12 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         check_unit_actions("NAF", self.spec)
         has_default = self.network is None and not has_images(self.spec.obs)
         given = MLP((256, 256), activation="relu", orthogonal=False) if has_default else self.network
-        network = complete("NAF", given, self.spec, PolicyAndValue(std="state", shared_torso=True))
+        network = complete("NAF", given, self.spec, HEAD)
         object.__setattr__(self, "network", feedforward_or_default("NAF", "network", network, network))
         settings = policy_settings(network)
-        if settings is not None and settings.std != "state":
-            raise ValueError(f"NAF: network must have a head with std='state', got {settings!r}")
+        is_other_head = isinstance(settings, PolicyAndValue) and settings != HEAD
+        if settings is not None and (is_other_head or settings.std != "state"):
+            raise ValueError(f"NAF: network must have the head {HEAD!r}, got {settings!r}")
         check_settings(self)
         self._check_together()
         self.check_noise()

@@ -135,5 +135,7 @@ def _make_network(algorithm: str, kind: str, present: Any, *, has_replay: bool) 
         known = f"{{{','.join(kinds)}}}" if kinds else "no built-in network"
         raise UsageError(f"--network {kind}: {algorithm} takes {known}")
     # Agents set the number of outputs themselves.
+    if has_replay and isinstance(head, PolicyAndValue):
+        return kinds[kind](head=head)  # The agent accepts no other.
     new_head: Any = type(head)(std=head.std) if isinstance(head, PolicyAndValue | PolicyOnly) else type(head)()
     return kinds[kind](head=new_head)
