@@ -414,6 +414,10 @@ def ravel(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     return in_float32(vector), lambda padded: unravel(padded.astype(vector.dtype))[0]
 
 
+# Outside of compiled code one program, in place of one for each shape of a leaf; in compiled code it leaves no trace.
+_ravel_at_once = jax.jit(lambda tree: ravel(tree)[0], inline=True)
+
+
 def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """The optimizer, applied to parameters as one vector (see `ravel`); for optimizers that treat every entry alike.
 
@@ -425,7 +429,7 @@ def on_vector(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         updates, state = optimizer.update(vector, state, None if params is None else ravel(params)[0])
         return unravel(updates), state
 
-    return optax.GradientTransformation(lambda params: optimizer.init(ravel(params)[0]), update)
+    return optax.GradientTransformation(lambda params: optimizer.init(_ravel_at_once(params)), update)
 
 
 def diagnose_skips(settings: Any, metrics: Mapping[str, Any], by: str = "") -> str | None:
