@@ -4,8 +4,8 @@ from jaxtyping import PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
-from polyak.core.struct import check_settings, integer, struct
-from polyak.core.types import PyTree, Rollout
+from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.batch import Weights, make_batch
 from polyak.ops.returns import gae
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
@@ -38,6 +38,7 @@ class A2C(PolicyGradientAgent):
     """
 
     num_steps: int = 5
+    gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
     sde_sample_freq: int | None = integer(default=None, optional=True)
 
     def __post_init__(self) -> None:

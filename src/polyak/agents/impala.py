@@ -25,6 +25,7 @@ class IMPALA(PolicyGradientAgent):
     n-step returns (at `gae_lambda=1`). One gradient step is taken on each rollout.
 
     Attributes:
+        gae_lambda: trace decay λ of V-trace; 1 is the n-step return, up to the end of the rollout.
         rho_clip: ρ̄, the upper bound of ρ in the value targets; it decides which policy's values are learned.
         c_clip: c̄, the upper bound of the ratio in the traces; it decides how fast values are learned. At most `rho_clip`.
 
@@ -38,6 +39,7 @@ class IMPALA(PolicyGradientAgent):
     """
 
     num_steps: int = 20
+    gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
     rho_clip: Scalar = number(default=1.0, above=0)
     c_clip: Scalar = number(default=1.0, at_least=0)
 

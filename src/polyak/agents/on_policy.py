@@ -60,7 +60,6 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
             network becomes an `ActorAndCritic`, whose halves share no layer; a network of your own must be one.
         num_steps: rollout length T, in steps of each environment.
         gamma: discount per step.
-        gae_lambda: trace decay λ of GAE; 0 is the one-step error, 1 the return up to the end of the rollout.
         ent_coef: coefficient of the entropy bonus.
         vf_coef: coefficient of the value loss.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
@@ -74,7 +73,6 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
     network: Network | None = static(default=None, kw_only=False)
     num_steps: int = integer(default=256)
     gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
-    gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
     ent_coef: Scalar = number(default=0.0, at_least=0)
     vf_coef: Scalar = number(default=0.5, at_least=0)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))

@@ -88,7 +88,6 @@ class PolicyGradientAgent(OnPolicyAgent):
 
     Attributes:
         learning_rate: learning rate of RMSProp or Adam, a number or a schedule such as `Linear`.
-        gae_lambda: trace decay λ; 1 is the n-step return, up to the end of the rollout.
         normalize_advantage: normalize the advantages of a rollout to mean 0 and standard deviation 1.
         optimizer_name: `"rmsprop"`, the RMSProp of TensorFlow 1, with which A2C and IMPALA were published, or `"adam"`.
         rms_decay: RMSProp's α, the decay of the mean square.
@@ -97,7 +96,6 @@ class PolicyGradientAgent(OnPolicyAgent):
     """
 
     learning_rate: Schedule = 7e-4
-    gae_lambda: Scalar = 1.0
     normalize_advantage: bool = choice(default=False, choices=(True, False))
     optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
     rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)

@@ -63,6 +63,7 @@ class PPO(OnPolicyAgent):
             `NatureCNN` for images, else `MLP`. The network is always applied in evaluation mode, because the ratio compares two
             policies: dropout is off, and statistics keep their initial values; `init` warns of such layers. Minibatches of
             recurrent networks (`LSTM`, `GRU`) consist of sequences.
+        gae_lambda: trace decay λ of GAE; 0 is the one-step error, 1 the return up to the end of the rollout.
         num_epochs: passes over each rollout.
         num_minibatches: minibatches per epoch; must divide `num_steps * num_envs`, with a recurrent network `num_envs`.
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
@@ -92,6 +93,7 @@ class PPO(OnPolicyAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
+    gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
     num_epochs: int = integer(default=10)
     num_minibatches: int = integer(default=32)
     advantages: Literal["gae", "monte_carlo"] = choice(default="gae", choices=("gae", "monte_carlo"))
