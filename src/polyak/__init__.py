@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polyak.agents.pqn import PQN as PQN
     from polyak.agents.qrdqn import QRDQN as QRDQN
     from polyak.agents.qt_opt import QTOpt as QTOpt
+    from polyak.agents.reinforce import REINFORCE as REINFORCE
     from polyak.agents.sac import SAC as SAC
     from polyak.agents.td3 import TD3 as TD3
     from polyak.agents.td3_bc import TD3BC as TD3BC
@@ -106,6 +107,7 @@ _MODULES = {
     "agents.pqn": ("PQN",),
     "agents.qrdqn": ("QRDQN",),
     "agents.qt_opt": ("QTOpt",),
+    "agents.reinforce": ("REINFORCE",),
     "agents.sac": ("SAC",),
     "agents.td3": ("TD3",),
     "agents.td3_bc": ("TD3BC",),

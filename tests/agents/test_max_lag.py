@@ -39,7 +39,7 @@ REPLAY = (
         "xqc",
     ),
 )
-MAX_LAG = {"a2c": 0, "a3c": 0, "impala": None, "ppo": 0, "ppo_kl": 0, "pqn": 0, **dict.fromkeys(REPLAY)}
+MAX_LAG = {**dict.fromkeys(("a2c", "a3c", "ppo", "ppo_kl", "pqn", "reinforce"), 0), **dict.fromkeys(("impala", *REPLAY))}
 
 
 def make(name):

@@ -28,6 +28,7 @@ AGENTS = {
     "qt_opt": "polyak.agents.qt_opt:QTOpt",
     # After "c51", the name of the class: Rainbow is C51 with the settings of presets/rainbow.py.
     "rainbow": "polyak.agents.c51:C51",
+    "reinforce": "polyak.agents.reinforce:REINFORCE",
     "sac": "polyak.agents.sac:SAC",
     # After "sac", the name of the class: both are SAC with the settings of presets/droq.py and presets/redq.py.
     "droq": "polyak.agents.sac:SAC",
