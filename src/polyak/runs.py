@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from polyak.agents import AGENTS, agent_class
+from polyak.agents import AGENTS, WRAPPERS, agent_class
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.struct import check_settings, choice, integer, number
 from polyak.core.suggestions import unknown_name
@@ -207,11 +207,11 @@ class RunConfig:
 
 
 def config_classes() -> dict[str, type]:
-    """Return the classes that a `config.json` may name, including every agent in `AGENTS`."""
+    """Return the classes that a `config.json` may name, including every agent in `AGENTS` and `WRAPPERS`."""
     pairs = (ActorAndCritic, RecurrentActorAndCritic, PolicyOnly, ValueOnly)
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
     replays = (HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay)
-    agents = map(agent_class, AGENTS)
+    agents = map(agent_class, AGENTS | WRAPPERS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 

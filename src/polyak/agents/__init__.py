@@ -43,6 +43,9 @@ AGENTS = {
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train
 your own algorithm with `polyak.cli.main`."""
 
+WRAPPERS = {"rnd": "polyak.agents.rnd:RND"}
+"""The classes of agents around another agent, which the command line does not train, but continues and evaluates."""
+
 
 def action_scaling_of(agent: Any) -> Literal["clip", "rescale"]:
     """Return `"rescale"` or `"clip"`: how environments scale Box actions for an agent, or for an algorithm by its name.
@@ -56,6 +59,6 @@ def action_scaling_of(agent: Any) -> Literal["clip", "rescale"]:
 
 
 def agent_class(name: str) -> Any:
-    """Import the class of an algorithm in `AGENTS`."""
-    module, _, class_name = AGENTS[name].partition(":")
+    """Import the class of an algorithm in `AGENTS` or `WRAPPERS`."""
+    module, _, class_name = (AGENTS | WRAPPERS)[name].partition(":")
     return getattr(importlib.import_module(module), class_name)

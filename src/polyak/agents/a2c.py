@@ -1,6 +1,6 @@
 """Advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783): synchronous as A2C, with asynchronous workers as A3C."""
 
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
@@ -58,6 +58,7 @@ class A2C(PolicyGradientAgent):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
         """Compute the gradients of the loss of a rollout, with GAE as advantages; see `PolicyGradientAgent.gradients`."""
@@ -72,5 +73,5 @@ class A2C(PolicyGradientAgent):
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        batch = batch.with_advantages(advantage, advantage + old.value[:-1])
+        batch = batch.with_advantages(advantage, advantage + old.value[:-1], intrinsic_advantage)
         return self._gradients_and_summary(state, old, batch, bad_data, axis_name)

@@ -1,7 +1,7 @@
 """IMPALA: actor-critic that corrects for older policies by V-trace (Espeholt et al. 2018, arXiv:1802.01561)."""
 
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
@@ -64,6 +64,7 @@ class IMPALA(PolicyGradientAgent):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
         """Compute the gradients of the loss of a rollout, with V-trace; see `PolicyGradientAgent.gradients`."""
@@ -85,6 +86,6 @@ class IMPALA(PolicyGradientAgent):
             rho_clip=self.rho_clip,
             c_clip=self.c_clip,
         )
-        batch = batch.with_advantages(advantage, value_target)
+        batch = batch.with_advantages(advantage, value_target, intrinsic_advantage)
         rho, _ = masked_mean_and_variance(jnp.minimum(self.rho_clip, jnp.exp(log_rho)), new.weight, axis_name)
         return self._gradients_and_summary(state, new, batch, bad_data, axis_name, {"rho": rho})

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +109,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
         """Compute the gradients of the loss of a rollout, before clipping, and the summary that `apply` needs too.
@@ -118,6 +119,7 @@ class PolicyGradientAgent(OnPolicyAgent):
             key: not used; the loss has nothing random.
             weights: weights of transitions, or of environments, in the loss and the statistics; a weight that is 0 or less, NaN
                 or infinite excludes its transitions. Their rewards and values still enter the advantages of earlier steps.
+            intrinsic_advantage: added to the advantages, such as those of an intrinsic reward; value targets are unchanged.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
@@ -131,6 +133,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[OnPolicyState, Metrics]:
         """Take one gradient step on a rollout: `apply(state, *gradients(state, rollout, key))`.
@@ -139,7 +142,8 @@ class PolicyGradientAgent(OnPolicyAgent):
             state: donate it; nothing of it is needed afterwards.
             rollout: see `gradients`, also for the other arguments.
         """
-        return self.apply(state, *self.gradients(state, rollout, key, weights=weights, axis_name=axis_name))
+        options: Any = {"weights": weights, "intrinsic_advantage": intrinsic_advantage, "axis_name": axis_name}
+        return self.apply(state, *self.gradients(state, rollout, key, **options))
 
     def apply(self, state: OnPolicyState, gradients: PyTree, summary: RolloutSummary) -> tuple[OnPolicyState, Metrics]:
         """Take one step along the gradients of a rollout.

@@ -175,6 +175,7 @@ class PPO(OnPolicyAgent):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[OnPolicyState, Metrics]:
         """Take several epochs of gradient steps on one rollout; then update the statistics.
@@ -185,6 +186,7 @@ class PPO(OnPolicyAgent):
             key: decides the minibatches.
             weights: weights of transitions, or of environments, in the loss and the statistics; a weight that is 0 or less, NaN
                 or infinite excludes its transitions. Their rewards and values still enter the advantages of earlier steps.
+            intrinsic_advantage: added to the advantages, such as those of an intrinsic reward; value targets are unchanged.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:
@@ -196,7 +198,7 @@ class PPO(OnPolicyAgent):
         self._check_divides(num_steps, num_envs)
 
         # Old values and action distributions, advantages and value targets.
-        batch, bad_data = self._make_batch(state, rollout, weight, axis_name)
+        batch, bad_data = self._make_batch(state, rollout, weight, intrinsic_advantage, axis_name)
 
         # Epochs of minibatches: the loss of each, and a gradient step.
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
@@ -209,7 +211,7 @@ class PPO(OnPolicyAgent):
             state.copies,
             loss_fn,
             self.optimizer_at(state.env_steps),
-            partial(self._epoch_batch, state, rollout, batch),
+            partial(self._epoch_batch, state, rollout, batch, intrinsic_advantage),
             key,
             num_epochs=self.num_epochs,
             num_minibatches=self.num_minibatches,
@@ -300,7 +302,7 @@ class PPO(OnPolicyAgent):
         check_divides(type(self).__name__, *sizes, self.microbatch_size, sequences=sequences)
 
     def _make_batch(
-        self, state: OnPolicyState, rollout: Rollout, weight: Float[Array, "T B"], axis_name: str | None
+        self, state: OnPolicyState, rollout: Rollout, weight: Array, intrinsic_advantage: Array | None, axis_name: str | None
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
@@ -312,16 +314,18 @@ class PPO(OnPolicyAgent):
         if self.values_when == "collect":
             params, value = outputs_in_info(rollout, value, "values_when='collect'")
         batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
-        return batch.with_advantages(*self._advantages(state, rollout, value)), bad_data
+        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic_advantage), bad_data
 
-    def _epoch_batch(self, state: OnPolicyState, rollout: Rollout, batch: Batch, params: PyTree) -> Batch:
+    def _epoch_batch(
+        self, state: OnPolicyState, rollout: Rollout, batch: Batch, intrinsic_advantage: Array | None, params: PyTree
+    ) -> Batch:
         """The batch of an epoch that begins with these parameters."""
         if not self.recompute_values:
             return batch
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
         variables = dataclasses.replace(state.copies.online, params=params)
         _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry, self.microbatch_size)
-        return batch.with_advantages(*self._advantages(state, rollout, value))
+        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic_advantage)
 
     def _advantages(
         self, state: OnPolicyState, rollout: Rollout, value: Float[Array, "times B"]

@@ -96,10 +96,12 @@ class PPOKL(PPO):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[PPOKLState, Metrics]:
         """Take several epochs of gradient steps on one rollout, as `PPO.update` does; then adapt β."""
-        after, metrics = super().update(state, rollout, key, weights=weights, axis_name=axis_name)
+        options: Any = {"weights": weights, "intrinsic_advantage": intrinsic_advantage, "axis_name": axis_name}
+        after, metrics = super().update(state, rollout, key, **options)
         assert isinstance(after, PPOKLState), "update replaces fields of its state"
         if after.kl_beta is None:
             return after, metrics

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
@@ -65,6 +65,7 @@ class REINFORCE(PolicyGradientAgent):
         key: PRNGKeyArray,
         *,
         weights: Weights = None,
+        intrinsic_advantage: Float[Array, "T B"] | None = None,
         axis_name: str | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
         """Compute the gradients of the loss of a rollout's complete episodes; see `PolicyGradientAgent.gradients`."""
@@ -78,7 +79,7 @@ class REINFORCE(PolicyGradientAgent):
         no_value = jnp.zeros_like(old.reward)
         returns = discounted_returns(old.reward, no_value, old.rollout.terminated, old.rollout.truncated, gamma=self.gamma)
         baseline = jnp.where(self.vf_coef > 0, old.value[:-1], 0.0)
-        batch = batch.with_advantages(returns - baseline, returns)
+        batch = batch.with_advantages(returns - baseline, returns, intrinsic_advantage)
         return self._gradients_and_summary(state, old, batch, bad_data, axis_name, {"complete_fraction": fraction})
 
 

@@ -59,8 +59,11 @@ class Batch:
         """The samples, or sequences, with these indices."""
         return jax.tree.map(lambda x: x[index], self)
 
-    def with_advantages(self, advantage: Float[Array, "T B"], value_target: Float[Array, "T B"]) -> "Batch":
-        """This batch with new advantages and value targets, zeroed where masked."""
+    def with_advantages(
+        self, advantage: Float[Array, "T B"], value_target: Float[Array, "T B"], intrinsic_advantage: Array | None = None
+    ) -> "Batch":
+        """This batch with new advantages, the sum of one or two parts, and value targets, zeroed where masked."""
+        advantage = advantage if intrinsic_advantage is None else advantage + intrinsic_advantage
         to_rows = flatten_steps if self.first is None else swap_leading_axes
         advantage, value_target = (jnp.where(self.weight > 0, to_rows(x), 0.0) for x in (advantage, value_target))
         return dataclasses.replace(self, advantage=advantage, value_target=value_target)

@@ -1,0 +1,114 @@
+"""Random network distillation: the novelty of observations, and a policy that sums it while it collects rollouts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
+from polyak.core.struct import static, struct
+from polyak.core.types import Network, PolicyStep, PyTree, Scalar, TimeStep, Variables
+from polyak.ops.distributions import Distribution
+from polyak.ops.normalize import RunningStats
+from polyak.ops.returns import running_return_step
+from polyak.policies.predict import PolicyWithSpec
+from polyak.policies.wrapper import PolicyWrapper, inner_predict
+
+
+@struct
+class Distillation:
+    """The random network f, the predictor f̂, and the statistics that their observations are normalized with.
+
+    Attributes:
+        target: the variables of f, which are never trained.
+        predictor: the variables of f̂.
+        obs_stats: `RunningStats` of each Box of an observation, None for other spaces.
+        networks: f and f̂.
+        spec: the environment's spaces.
+        clip: normalized observations are clipped to ± this value.
+    """
+
+    target: Variables
+    predictor: Variables
+    obs_stats: PyTree
+    networks: tuple[Network, Network] = static()
+    spec: EnvSpec = static()
+    clip: float = static()
+
+    def normalize(self, obs: PyTree) -> PyTree:
+        """The observations with mean 0 and standard deviation 1, clipped, as networks take them; images too."""
+
+        def leaf(space: Leaf, stats: RunningStats | None, x: Array) -> Array:
+            if stats is None:
+                return x
+            # Networks divide bytes by their scale.
+            scale = space.byte_scale if isinstance(space, Box) and space.dtype == np.uint8 else 1.0
+            return stats.normalize(x, clip=self.clip) * scale
+
+        return map_space(leaf, self.spec.obs, self.obs_stats, obs)
+
+    def features(self, obs: PyTree) -> Float[Array, "N K"]:
+        """f(s) of normalized observations."""
+        (features, _), _, _ = self.networks[0].apply(self.target, obs)
+        return jax.lax.stop_gradient(features)
+
+    def error(self, obs: PyTree) -> Float[Array, " N"]:
+        """mean_k (f̂_k(s) - f_k(s))², the novelty of each observation; 0 until there are statistics of observations."""
+        normalized = self.normalize(obs)
+        error = squared_error(self.networks[1], self.predictor, normalized, self.features(normalized))
+        return jnp.where(self.has_stats, error, 0.0)
+
+    @property
+    def has_stats(self) -> Bool[Array, ""]:
+        """There are statistics of observations, or nothing to normalize."""
+        counts = [x.count for x in jax.tree.leaves(self.obs_stats, is_leaf=_is_stats) if _is_stats(x)]
+        return jnp.all(jnp.array([count > 0 for count in counts], bool))
+
+
+@struct
+class IntrinsicReturn(PolicyWrapper):
+    """The inner policy, with the discounted intrinsic return so far of each environment in its carry.
+
+        R_t = i_t + γ R_{t-1}, also across episodes
+
+    In the carry it is sharded and saved with its environment.
+    """
+
+    policy: PolicyWithSpec
+    distillation: Distillation
+    gamma: Scalar
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner carry, and zeros."""
+        return self.policy.initial_state(batch_size), jnp.zeros(batch_size, jnp.float32)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """The inner distribution; the return includes the reward of the time step's observation."""
+        inner, discounted = carry
+        distribution, inner = self.policy.distribution(time_step, inner)
+        return distribution, (inner, self._next_return(time_step, discounted))
+
+    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
+        """The inner policy's step, and the new return."""
+        inner, discounted = carry
+        step = self.policy.action(time_step, inner, key)
+        return PolicyStep(step.action, (step.carry, self._next_return(time_step, discounted)), step.info)
+
+    def _next_return(self, time_step: TimeStep, discounted: Float[Array, " B"]) -> Float[Array, " B"]:
+        error, episode_begins = self.distillation.error(time_step.obs), jnp.zeros_like(time_step.first)
+        return running_return_step(error, episode_begins, discounted, gamma=self.gamma)
+
+    predict = inner_predict
+
+
+def squared_error(network: Network, variables: Variables, obs: PyTree, features: Float[Array, "N K"]) -> Float[Array, " N"]:
+    """mean_k (f̂_k(s) - f_k(s))² of normalized observations."""
+    (predicted, _), _, _ = network.apply(variables, obs)
+    return jnp.mean(jnp.square(predicted - features), axis=-1)
+
+
+def _is_stats(x: Any) -> bool:
+    """True for running statistics."""
+    return isinstance(x, RunningStats)
