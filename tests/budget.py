@@ -36,6 +36,8 @@ LONGER = {
     "tests/agents/test_ppo_probes.py": _TRAININGS,
     "tests/agents/test_ppo_update.py": "compiles the update for each option of PPO",
     "tests/agents/test_pqn.py": _TRAININGS,
+    "tests/agents/test_reinforce.py": _TRAININGS,
+    "tests/agents/test_rnd.py": _TRAININGS,
     "tests/agents/test_sac_discrete.py": _TRAININGS,
     "tests/agents/test_shared_encoder.py": _EVERY_AGENT,
     "tests/agents/test_training_mode.py": _EVERY_AGENT,

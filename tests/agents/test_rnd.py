@@ -16,6 +16,7 @@ from polyak.agents.ppo import PPO
 from polyak.agents.rnd import RND
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
+from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import mesh_over, update_on
 from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import on_device, rollout, same_bits
@@ -286,6 +287,26 @@ def test_resumed_equals_uninterrupted(env, tmp_path):
     assert same_bits(parts.state, whole.state)
     policy = polyak.load_policy(tmp_path / "parts")
     assert policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PPOKL", "IMPALA", "REINFORCE", "A2C"])
+def test_every_agent_of_rollouts_trains_inside_of_it(name):
+    """Two seeds in one program, and with a recurrent state and a return inside of the carry."""
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    settings = {"num_epochs": 1, "num_minibatches": 2} if name == "PPOKL" else {}
+    agent = RND(
+        getattr(polyak, name)(env.spec, polyak.GRU(4, hidden=(4,)), num_steps=16, normalize_reward="return", **settings),
+        network=MLP((8,)),
+    )
+    keys = jax.random.split(KEY, 2)
+    body = jax.jit(jax.vmap(partial(iteration, agent, env, update_on(None))))
+    state = jax.vmap(partial(start_compiled, agent, env))(keys)
+    for _ in range(4):
+        state = body(state)[0]
+    assert state.agent.agent.updates.tolist() == [4, 4] and not state.agent.agent.guard.skipped.any()
+    assert (state.agent.return_stats.stddev() != 1).all()
+    assert len({*np.asarray(state.agent.return_stats.variance).tolist()}) == 2
 
 
 def test_bad_settings_are_rejected_by_name():
