@@ -120,6 +120,23 @@ def test_one_step_is_that_of_a_slow_numpy_version(spec, changes):
     assert int(after.env_steps) == valid.sum()
 
 
+@pytest.mark.parametrize(("vf_coef", "tf_agents"), [(0.0, 1.9609693), (0.2, 0.5493384)])
+def test_the_loss_of_the_policy_is_that_of_tf_agents_per_episode(vf_coef, tf_agents):
+    """Of `ReinforceAgent` of TF-Agents 0.19 with these weights and this rollout, without and with a value network.
+
+    Its losses of value and entropy count rows that only reset as well: 2.572187 and -0.010227 there, where the transitions
+    alone have 2.331265 and -0.009050.
+    """
+    agent, data = small(vf_coef=vf_coef, normalize_advantage=False), rollout(SPEC, 3, num_steps=8, num_envs=5, ends=0.12)
+    _, summary = jax.jit(lambda state: agent.gradients(state, on_device(data), KEY))(fresh(agent))
+    transitions = len(slow_samples(data, 0.9))
+    ends = int(np.asarray(data.terminated | data.truncated).sum())
+    per_episode = transitions / ends
+    np.testing.assert_allclose(summary.terms["policy_gradient_loss"] * per_episode, tf_agents, rtol=1e-5)
+    if vf_coef > 0:
+        np.testing.assert_allclose(vf_coef * summary.terms["value_loss"] * per_episode, 2.331265, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "network", quick("feedforward", of={"feedforward": MLP((4,)), "recurrent": GRU(3, head=PolicyAndValue())})
 )
