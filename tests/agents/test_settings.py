@@ -72,7 +72,7 @@ WRONG = {
     **dict.fromkeys(("v_min", "v_max"), NO_NUMBER),
     "target_entropy": (*NO_NUMBER, "Auto"),
     **dict.fromkeys(("advantages", "value_targets", "values_when", "alpha_loss", "optimizer_name", "exploration"), NO_NAME),
-    **dict.fromkeys(("normalize_reward", "q_aggregation", "actor_q"), NO_NAME),
+    **dict.fromkeys(("normalize_reward", "q_aggregation", "actor_q", "cem_action"), NO_NAME),
     **dict.fromkeys(("normalize_obs", "double", "shared_encoder", "squash", "weight_norm"), NO_SWITCH),
     **dict.fromkeys(("histograms", "recompute_values", "normalize_advantage"), NO_SWITCH),
     **dict.fromkeys(("entropy_in_target", "normalize_q"), NO_SWITCH),

@@ -163,12 +163,12 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
         agent = agent_class("td3")(agent.spec, sde_sample_freq=4)
     for field in dataclasses.fields(NetworkFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
-        # Rainbow explores by nothing else.
-        noise = {"noisy": True} if algorithm == "rainbow" else {}
+        # Rainbow explores by nothing else, and the blocks of SimbaV2 have no other normalization and no dropout.
+        others = {"rainbow": {"noisy": True}, "simbav2": {"residual": "post_norm"}}.get(algorithm, {})
         # NAF has a shared torso, and accepts no other.
         value = False if (algorithm, field.name) == ("naf", "shared_torso") else A_NETWORK[field.name]
         try:
-            change_parts(algorithm, agent, NetworkFlags(**{**noise, field.name: value}), ReplayFlags(), 100)
+            change_parts(algorithm, agent, NetworkFlags(**{**others, field.name: value}), ReplayFlags(), 100)
         except (UsageError, ValueError):
             assert not is_shown, field.name
         else:

@@ -155,9 +155,8 @@ def test_units_of_blocks_are_dropped_in_training():
     assert not np.array_equal(q(True, 1), q(True, 2))
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["CrossQ", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SAC", "TD3", "DDPG"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["CrossQ", "SAC", "TD3", "DDPG"])
 def test_agents_train_every_layer_of_the_blocks(algorithm):
     norm = {"norm": "batch_renorm", "norm_before": "linear"} if algorithm == "CrossQ" else {}
     single = {"num_critics": 1} if algorithm == "DDPG" else {}

@@ -120,6 +120,12 @@ def test_agents_of_action_values_learn_offline(name, cartpole):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["qt_opt", "naf"])
+def test_agents_of_box_actions_without_an_actor_learn_offline(name, pendulum):
+    assert int(offline(name, pendulum, 3, SMALL).state.updates) == 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "tqc", "crossq", "xqc"])
 def test_actor_critics_learn_offline(name, pendulum):
     settings = SMALL | {"actor": polyak.Actor((8,), std="fixed") if name in ("ddpg", "td3") else polyak.Actor((8,))}

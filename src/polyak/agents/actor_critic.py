@@ -182,15 +182,15 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         """Set the number of outputs of the built-in critics, their field `name`, to the agent's.
 
         Raises:
-            ValueError: theirs is another one.
+            ValueError: the critics have another number.
         """
         critics = self.critics
         if not isinstance(critics, Critics):
             return
         if getattr(critics, name) not in (None, outputs):
             raise ValueError(
-                f"{type(self).__name__}: {name}={outputs} of the agent must be that of its critics, got "
-                f"Critics({name}={getattr(critics, name)}); leave theirs None"
+                f"{type(self).__name__}: {name}={outputs} of the agent must equal the number of its critics, got "
+                f"Critics({name}={getattr(critics, name)}); leave it None"
             )
         changes: dict[str, Any] = {name: outputs}
         object.__setattr__(self, "critics", dataclasses.replace(critics, **changes))

@@ -119,7 +119,7 @@ class PolicyGradientAgent(OnPolicyAgent):
             key: not used; the loss has nothing random.
             weights: weights of transitions, or of environments, in the loss and the statistics; a weight that is 0 or less, NaN
                 or infinite excludes its transitions. Their rewards and values still enter the advantages of earlier steps.
-            intrinsic_advantage: added to the advantages, such as those of an intrinsic reward; value targets are unchanged.
+            intrinsic_advantage: added to the advantages, such as RND's; value targets are unchanged.
             axis_name: inside `shard_map`, the mesh axis that environments are split over.
 
         Raises:

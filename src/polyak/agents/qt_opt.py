@@ -35,7 +35,7 @@ class QTOptCopies:
 
     Attributes:
         critics: N critics in one network, online and target.
-        lagged: the target of the last multiple of `lag_period` gradient steps, and that of the multiple before; None without
+        lagged: the targets of the last two multiples of `lag_period` gradient steps, the newer one first; None without
             `lag_period`.
     """
 

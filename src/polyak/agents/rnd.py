@@ -144,7 +144,7 @@ class RND(AdamSettings, BaseAgent):
         check_divides("RND", self.num_steps, num_envs, self.num_minibatches)
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """Return why the inner agent cannot continue, or None: its advantages have NaN if those of RND do."""
+        """Return why the inner agent cannot continue, or None: its advantages have NaN if the advantages of RND do."""
         return self.agent.diagnose(metrics)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:

@@ -72,7 +72,7 @@ OF_ACTOR_AND_CRITICS = {
     "residual",
 }  # fmt: skip
 OF_POLICIES = {"network", "hidden", "activation", "norm", "log_std", "squash_mean"}
-REJECTED = {"theta": "log_std", "normalize_q": "log_std", "q_lambda": "noisy"}
+REJECTED = {"theta": {"log_std", "squash_mean"}, "normalize_q": {"log_std"}, "q_lambda": {"noisy"}}
 """Flags that some agents reject, by a setting that only these agents have."""
 ACCEPTED = {"expectile": "squash_mean"}
 """Flags that some agents with critics take, by a setting that only these agents have."""
@@ -84,5 +84,5 @@ def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
     of_values = OF_Q_NETWORKS if "epsilon" in settings else of_policies
     used = OF_ACTOR_AND_CRITICS if "critics" in settings else of_values
     used = used | {flag for setting, flag in ACCEPTED.items() if setting in settings}
-    rejected = {flag for setting, flag in REJECTED.items() if setting in settings}
+    rejected = {flag for setting, flags in REJECTED.items() if setting in settings for flag in flags}
     return hide(NetworkFlags, {field.name for field in dataclasses.fields(NetworkFlags)} - (used - rejected))

@@ -63,7 +63,7 @@ def cem_maximum(score: Callable[[PyTree], Float[Array, "N B"]], noise: PyTree, s
     Args:
         score: the function to be maximized, of actions with leaves `[N, B, ...]`.
         noise: standard normal numbers ε, leaves `[K, N, B, ...]`.
-        settings: N and K must be those of the noise.
+        settings: N and K must be the numbers of the noise.
 
     Source: Rubinstein and Kroese 2004, doi:10.1007/978-1-4757-4321-0; for actions, Kalashnikov et al. 2018, arXiv:1806.10293.
 

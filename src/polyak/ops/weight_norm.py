@@ -16,8 +16,8 @@ DENSE_AXES = (2, 3)
 def normalize_weights(params: PyTree) -> PyTree:
     """The parameters with weight vectors of norm 1, W_·j / ‖W_·j‖ for each output j of a dense layer.
 
-    Dense layers are the arrays of two or three axes that are named `kernel`, but for those of a policy's standard deviation,
-    which start at 0, and convolutions. All else is unchanged, and so is a vector of 0.
+    Dense layers are the arrays of two or three axes that are named `kernel`, without convolutions and the layer of a policy's
+    standard deviation, which starts at 0. All else is unchanged, and so is a vector of 0.
 
     Source: Palenicek et al. 2025, arXiv:2509.25174, section 4.
 

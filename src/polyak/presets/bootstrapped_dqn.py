@@ -8,6 +8,6 @@ CARTPOLE = {name: value for name, value in dqn.CARTPOLE.items() if name != "epsi
 ATARI = {name: value for name, value in dqn.ATARI.items() if name != "epsilon"}
 
 PRESETS: dict[str, Preset] = {
-    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "those of DQN"),
-    "ALE/...": Preset(10_000_000, 8, ATARI, "those of DQN, with the heads of Osband et al. 2016"),
+    "CartPole-v1": Preset(50_000, 8, CARTPOLE, "DQN's numbers"),
+    "ALE/...": Preset(10_000_000, 8, ATARI, "DQN's numbers, with the heads of Osband et al. 2016"),
 }

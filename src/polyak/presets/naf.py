@@ -12,5 +12,5 @@ PENDULUM = {
 }
 
 PRESETS: dict[str, Preset] = {
-    "Pendulum-v1": Preset(20_000, 1, PENDULUM, "those of DDPG"),
+    "Pendulum-v1": Preset(20_000, 1, PENDULUM, "DDPG's numbers"),
 }

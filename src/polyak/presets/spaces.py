@@ -99,6 +99,9 @@ SPACES: Mapping[str, Space] = {
     # It explores by the noise of its network. Hessel et al. 2018, figure 2 and table 1.
     "rainbow": {name: values for name, values in Q_LEARNING.items() if name != "epsilon"} | {"n_step": [1, 3, 5]},
     "redq": {**ACTOR_CRITIC, "num_target_critics": [1, 2, 3], "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
+    # Its rollouts are longer than episodes, and it has no λ.
+    "reinforce": {name: values for name, values in A2C.items() if name != "gae_lambda"}
+    | {"num_steps": [256, 512, 1024, 2048], "vf_coef": [0.0, 0.2, 0.5]},
     "sac": ACTOR_CRITIC,
     "simbav2": {**ACTOR_CRITIC, "num_atoms": [51, 101], "updates_per_step": [0.5, 1.0, 2.0]},
     "td3": NOISY,
