@@ -198,7 +198,7 @@ class PPO(OnPolicyAgent):
         self._check_divides(num_steps, num_envs)
 
         # Old values and action distributions, advantages and value targets.
-        batch, bad_data = self._make_batch(state, rollout, weight, intrinsic_advantage, axis_name)
+        batch, bad_data = self._make_batch(state, rollout, weight, axis_name, intrinsic_advantage)
 
         # Epochs of minibatches: the loss of each, and a gradient step.
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
@@ -302,7 +302,7 @@ class PPO(OnPolicyAgent):
         check_divides(type(self).__name__, *sizes, self.microbatch_size, sequences=sequences)
 
     def _make_batch(
-        self, state: OnPolicyState, rollout: Rollout, weight: Array, intrinsic_advantage: Array | None, axis_name: str | None
+        self, state: OnPolicyState, rollout: Rollout, weight: Array, axis_name: str | None, intrinsic: Array | None = None
     ) -> tuple[Batch, dict[str, Bool[Array, ""]]]:
         """The rollout with old values, old distributions and advantages, and which of its quantities are not finite."""
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
@@ -314,10 +314,10 @@ class PPO(OnPolicyAgent):
         if self.values_when == "collect":
             params, value = outputs_in_info(rollout, value, "values_when='collect'")
         batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
-        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic_advantage), bad_data
+        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic), bad_data
 
     def _epoch_batch(
-        self, state: OnPolicyState, rollout: Rollout, batch: Batch, intrinsic_advantage: Array | None, params: PyTree
+        self, state: OnPolicyState, rollout: Rollout, batch: Batch, intrinsic: Array | None, params: PyTree
     ) -> Batch:
         """The batch of an epoch that begins with these parameters."""
         if not self.recompute_values:
@@ -325,7 +325,7 @@ class PPO(OnPolicyAgent):
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
         variables = dataclasses.replace(state.copies.online, params=params)
         _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry, self.microbatch_size)
-        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic_advantage)
+        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic)
 
     def _advantages(
         self, state: OnPolicyState, rollout: Rollout, value: Float[Array, "times B"]
