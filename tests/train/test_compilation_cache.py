@@ -4,10 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
+from pathlib import Path
 
 import jax
 import pytest
 
+from polyak import data, envs, policies, train
 from polyak.train import compilation_cache as module
 from tests.cli.processes import environment, last_checkpoint
 
@@ -26,7 +30,7 @@ import jax
 import polyak
 
 def count():
-    return sum(path.is_file() for path in pathlib.Path(sys.argv[1]).rglob("*-cache"))
+    return len(list(pathlib.Path(sys.argv[1]).glob("polyak/*/*-cache")))
 
 settings = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1}
 arguments = dict(env_steps=64, settings=settings, progress=False)
@@ -99,14 +103,112 @@ def test_trainings_from_python_keep_only_their_programs_and_give_the_same_bits(t
     assert last_checkpoint(tmp_path / "first") == last_checkpoint(tmp_path / "second")
 
 
-def test_a_cache_directory_that_cannot_be_used_is_noted_and_nothing_else(tmp_path, monkeypatch):
-    (tmp_path / "cache").write_text("a file, not a directory")
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The cache of a new process, in `tmp_path / "cache"`, at whose end nothing is left open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(module.SWITCH)
-    notes = []
-    with module.compilation_cache(True, note=notes.append):
-        assert jax.config.values["jax_compilation_cache_dir"] is None
+    monkeypatch.setattr(module, "_process", module._Process())
+    at_exit = []
+    monkeypatch.setattr(module.atexit, "register", at_exit.append)
+    yield tmp_path / "cache"
+    for close in at_exit:
+        close()
+
+
+def options():
+    names = "compilation_cache_dir", "persistent_cache_min_compile_time_secs", "persistent_cache_min_entry_size_bytes"
+    return [jax.config.values[f"jax_{name}"] for name in names]
+
+
+def test_a_cache_directory_that_cannot_be_used_is_noted_once_and_nothing_else(cache):
+    cache.write_text("a file, not a directory")
+    before, notes = options(), []
+    for _ in range(2):
+        with module.compilation_cache(True, note=notes.append):
+            assert options() == before
     assert [note.startswith("compilation cache is off: ") for note in notes] == [True]
+
+
+def test_a_user_without_a_home_directory_trains_without_the_cache(cache, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(module.Path, "expanduser", no_home)
+    before = options()
+    expected = pytest.warns(UserWarning, match="compilation cache is off: .*; set XDG_CACHE_HOME")
+    with expected, module.compilation_cache(True):
+        assert options() == before
+
+
+def test_threads_share_the_cache_and_leave_jax_as_it_was(cache):
+    before, inside, both, first_has_left = options(), [], threading.Barrier(2), threading.Event()
+
+    def train(is_first):
+        with module.compilation_cache(True):
+            both.wait()
+            if is_first:
+                return
+            first_has_left.wait()
+            inside.append(options()[0])
+
+    threads = [threading.Thread(target=train, args=(is_first,)) for is_first in (True, False)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    first_has_left.set()
+    threads[1].join()
+    assert len(inside) == 1 and inside[0].startswith(str(cache))
+    assert options() == before
+
+
+def test_a_process_lists_the_shared_files_once_and_publishes_what_is_new(cache):
+    for name in ("a-cache", "b-cache"):
+        with module.compilation_cache(True):
+            session, shared = (Path(options()[0]), Path(options()[0]).parent)
+            (session / name).write_text(name)
+            assert not (shared / name).exists()
+        assert (shared / name).read_text() == name
+    assert sorted(path.name for path in session.iterdir()) == ["a-cache", "b-cache"]
+
+
+def stops():
+    raise InterruptedError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["run", "run_seeds", "offline", "resume"])
+def test_every_training_has_the_cache_and_an_error_leaves_jax_as_it_was(function, cache, tmp_path):
+    inside = []
+
+    def see(*_):
+        inside.append(options()[0])
+        stops()
+
+    settings = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "learning_rate": 1e-3}
+    common = {"progress": False, "callbacks": [see]}
+    run = partial(train.run, "ppo", "jax/CartPole-v1", env_steps=16, num_envs=2, settings=settings)
+    env = envs.make("jax/CartPole-v1", num_envs=2)
+    calls = {
+        "run": partial(run, **common),
+        "run_seeds": partial(
+            train.run_seeds, *run.args, **run.keywords, seeds=[0], progress=False, eval_episodes=0, callbacks=lambda seed: [see]
+        ),
+        "offline": partial(train.offline, "dqn", gradient_steps=2, settings={"batch_size": 4}, **common),
+        "resume": partial(train.resume, tmp_path / "run", env_steps=64, **common),
+    }
+    given = []
+    if function == "resume":
+        run(progress=False, run_dir=tmp_path / "run")
+    if function == "offline":
+        given = [data.collect(policies.Uniform(env.spec), env, 50)]
+    before = options()
+    with pytest.raises(InterruptedError):
+        calls[function](*given)
+    assert len(inside) == 1 and inside[0].startswith(str(cache))
+    assert options() == before
 
 
 @pytest.mark.slow
@@ -134,7 +236,9 @@ def test_new_files_appear_at_the_end_and_files_of_killed_runs_are_deleted(tmp_pa
             assert not (other / "a-cache").exists()
             (other / "a-cache").write_text("2")
             (other / "b-cache").write_text("2")
+            module._publish(other, shared)
         assert session.exists()
+        module._publish(session, shared)
     assert sorted(path.name for path in shared.iterdir()) == ["a-cache", "b-cache"]
     assert subprocess.run([sys.executable, "-c", KILLED, str(shared)]).returncode == -signal.SIGKILL
     assert any(path.is_dir() for path in shared.iterdir())
@@ -149,4 +253,5 @@ def test_the_oldest_files_are_deleted_beyond_the_limit(tmp_path, monkeypatch):
         with module._session(tmp_path) as session:
             (session / f"{number}-cache").write_bytes(bytes(10))
             os.utime(session / f"{number}-cache", (number, number))
+            module._publish(session, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2-cache", "3-cache"]

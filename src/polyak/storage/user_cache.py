@@ -8,11 +8,18 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """Return `$XDG_CACHE_HOME/polyak` if set, else `~/.cache/polyak`, or on macOS `~/Library/Caches/polyak`."""
+    """Return `$XDG_CACHE_HOME/polyak` if set, else `~/.cache/polyak`, or on macOS `~/Library/Caches/polyak`.
+
+    Raises:
+        FileNotFoundError: the user has no home directory, and `XDG_CACHE_HOME` is not set.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
         return Path(base) / "polyak"
-    return Path("~/Library/Caches/polyak" if sys.platform == "darwin" else "~/.cache/polyak").expanduser()
+    try:
+        return Path("~/Library/Caches/polyak" if sys.platform == "darwin" else "~/.cache/polyak").expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError("the user has no home directory; set XDG_CACHE_HOME") from error
 
 
 def open_directory(directory: Path) -> Path:
