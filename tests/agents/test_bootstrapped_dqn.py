@@ -7,7 +7,7 @@ import pytest
 
 import polyak
 from polyak.agents.bootstrapped_dqn import BootstrappedDQN
-from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.spaces import Box, Discrete, EnvSpec, MultiDiscrete
 from polyak.core.struct import struct
 from polyak.core.types import TimeStep
 from polyak.envs.autoreset import AutoReset
@@ -52,10 +52,21 @@ def test_the_loss_is_that_of_a_slow_version(double):
     np.testing.assert_allclose(aux.terms["priority"], sizes, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("nvec", "mask", "wanted"),
+    [((2, 2), [True, False, True, True], [0, 1]), ((3, 2), [False, True, False, True, False], [1, 0])],
+)
+def test_votes_are_for_combinations_whose_parts_are_allowed(nvec, mask, wanted):
+    values = jnp.broadcast_to(jnp.arange(float(np.prod(nvec)))[None, :, None], (1, int(np.prod(nvec)), HEADS))
+    assert np.array_equal(for_votes(MultiDiscrete(nvec), values, jnp.array([mask])).mode()[0], wanted)
+
+
 def test_each_row_of_the_replay_keeps_its_heads():
     agent, index = make(bootstrap_probability=0.25), jnp.arange(4_000, dtype=jnp.int32)
     masks = np.asarray(agent.bootstrap_mask(index))
     assert np.array_equal(masks[:100], agent.bootstrap_mask(index[:100]))
+    with jax.default_prng_impl("rbg"):
+        assert np.array_equal(masks[100:200], agent.bootstrap_mask(index[100:200]))
     np.testing.assert_allclose(masks.mean(0), np.full(HEADS, 0.25), atol=0.03)
     assert abs(np.corrcoef(masks.T)[np.triu_indices(HEADS, 1)]).max() < 0.06
     assert np.all(np.asarray(make().bootstrap_mask(index)) == 1)

@@ -74,6 +74,15 @@ def test_the_loss_is_that_of_a_slow_version():
     np.testing.assert_allclose(aux.terms["advantage"], (q - np.asarray(value)).mean(), rtol=1e-4)
 
 
+def test_a_network_may_return_the_diagonal_once_for_the_batch():
+    spec = EnvSpec(SPEC.obs, Box(-np.ones(2, np.float32), np.ones(2, np.float32)))
+    loc, below = jnp.array([[0.1, 0.2], [0.3, -0.4]]), {"loc": jnp.array([[0.5], [2.0]]), "log_scale": jnp.zeros((2, 1))}
+    once = ({"loc": loc, "log_scale": jnp.array([0.0, 1.0])}, below)
+    each = ({"loc": loc, "log_scale": jnp.array([[0.0, 1.0], [0.0, 1.0]])}, below)
+    q = [quadratic_q(spec, params, jnp.zeros(2), jnp.ones((2, 2)))[0] for params in (once, each)]
+    assert equal(*q)
+
+
 def test_no_gradient_flows_into_the_target():
     agent, rows = make(), batch()
     online = agent.init(KEY).copies.online

@@ -108,6 +108,7 @@ def test_policies_act_by_the_best_action_and_explore():
     [
         ({"spec": EnvSpec(SPEC.obs, Discrete(2))}, "QTOpt: actions must be Boxes, got Discrete"),
         ({"num_elites": 13}, "QTOpt: num_elites must be at most num_samples=12, got 13"),
+        ({"initial_std": 0.001}, "QTOpt: initial_std must be at least min_std=0.01, got 0.001"),
         ({"exploration": "gaussian", "theta": 0.5}, "theta has no effect"),
         ({"critics": polyak.Critics((8,), num_quantiles=3)}, "q of B"),
     ],

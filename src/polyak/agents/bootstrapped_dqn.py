@@ -1,6 +1,7 @@
 """Bootstrapped DQN: an ensemble of Q-learners that explores by its disagreement (Osband et al. 2016, arXiv:1602.04621)."""
 
 import dataclasses
+from functools import partial
 from typing import Literal
 
 import jax
@@ -12,7 +13,7 @@ from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.core.struct import check_settings, choice, integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import QValues
-from polyak.networks.heads_of_values import AllHeads, UpperBound, best_of_heads, for_votes
+from polyak.networks.heads_of_values import AllHeads, UpperBound, best_actions, for_votes
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import huber, of_action, weighted_sum
@@ -42,7 +43,8 @@ class BootstrappedDQN(QAgent):
             mode (dropout, batch normalization).
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the mean |δ| of the heads.
-        epsilon: probability of a random action in addition, a number or a schedule, after `learning_starts`.
+        epsilon: probability of a random action in addition, a number or a schedule, after `learning_starts`; None decreases it
+            as `DQN` does.
         num_heads: K.
         bootstrap_probability: p; 1 lets all heads learn from all transitions, as in the paper's Atari games: they differ by
             their initial weights, and by their targets.
@@ -120,7 +122,7 @@ class BootstrappedDQN(QAgent):
         """The target of each head, without a gradient; arguments as for `loss`."""
         next_q, _ = self._outputs(target, batch.next_obs, fold(key, 1))
         q = self._outputs(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q
-        next_action = best_of_heads(q, batch.next_action_mask)
+        next_action = best_actions(q, batch.next_action_mask)
         next_value = jax.vmap(of_action, in_axes=(2, 1), out_axes=1)(next_q, next_action)
         reward = self.reward_scale * batch.reward
         return jax.lax.stop_gradient(reward[:, None] + batch.discount[:, None] * next_value)
@@ -129,6 +131,8 @@ class BootstrappedDQN(QAgent):
         """The m_k of the transitions in these rows of the replay, which are the same whenever a row is drawn."""
         if self.bootstrap_probability == 1:
             return jnp.ones((len(index), self.num_heads), jnp.float32)
-        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(0), row))(index)
+        # With other generators, a draw depends on the batch.
+        key = jax.random.key(0, impl="threefry2x32")
+        keys = jax.vmap(partial(jax.random.fold_in, key))(index)
         draw = jax.vmap(lambda key: jax.random.bernoulli(key, self.bootstrap_probability, (self.num_heads,)))
         return draw(keys).astype(jnp.float32)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec, Space
+from polyak.core.spaces import EnvSpec, MultiDiscrete, Space
 from polyak.core.types import Network, PyTree, Variables
 from polyak.networks.q_network import is_noisy
 from polyak.ops.distributions import Distribution
-from polyak.ops.distributions.combinations import for_values
+from polyak.ops.distributions.combinations import combine_mask, for_values
 from polyak.ops.losses import best_action
 
 
@@ -57,12 +57,13 @@ class UpperBound(AllHeads):
         return jnp.mean(values, axis=2) + self.scale * jnp.std(values, axis=2)
 
 
-def best_of_heads(values: Float[Array, "B n K"], mask: Bool[Array, "B n"] | None) -> Int32[Array, "B K"]:
+def best_actions(values: Float[Array, "B n K"], mask: Bool[Array, "B n"] | None) -> Int32[Array, "B K"]:
     """The best allowed action of each head."""
     return jax.vmap(best_action, in_axes=(2, None), out_axes=1)(values, mask)
 
 
 def for_votes(space: Space, values: Any, mask: Any = None, *, squash: bool = False) -> Distribution:
     """The distribution whose mode is the action that most heads choose, of equal ones the first; logits are the votes."""
-    votes = jax.nn.one_hot(best_of_heads(values, mask), values.shape[1], dtype=jnp.float32)
+    allowed = combine_mask(space.nvec, mask) if isinstance(space, MultiDiscrete) and mask is not None else mask
+    votes = jax.nn.one_hot(best_actions(values, allowed), values.shape[1], dtype=jnp.float32)
     return for_values(space, jnp.sum(votes, axis=1), mask, squash=squash)

@@ -1,7 +1,8 @@
 """Action values that are quadratic in a Box action, Q(s, a) = V(s) - ½ |L(s)ᵀ (a - μ(s))|², of a network of `(params, value)`.
 
 The network is one of an actor and a critic, for a Tuple of two actions: the `loc` of the first is the best action before tanh,
-its `log_scale` the logarithm of L's diagonal; the `loc` of the second is the rest of L, row by row. The value is V.
+its `log_scale` the logarithm of L's diagonal; the `loc` of the second is the rest of L, row by row, and is left out where the
+action is one number. The value is V.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, Tuple, leaf_spaces, map_space, zeros
 from polyak.core.types import Network, PyTree, Variables
-from polyak.ops.distributions import for_space
+from polyak.ops.distributions import broadcast_params, for_space
 
 
 def quadratic_spec(spec: EnvSpec) -> EnvSpec:
@@ -41,9 +42,10 @@ def quadratic_q(
     spec: EnvSpec, params: PyTree, value: Float[Array, " B"], action: PyTree
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Q(s, a), and the advantage Q - V, of the network's output for `quadratic_spec(spec)` and actions in [-1, 1]."""
-    best = for_space(spec.action, params[0], squash=True).mode()
+    first = broadcast_params(spec.action, params[0])
+    best = for_space(spec.action, first, squash=True).mode()
     distance = _flat(jax.tree.map(lambda a, b: a - b, action, best))
-    diagonal = jnp.exp(_flat(map_space(lambda _, params: params["log_scale"], spec.action, params[0])))
+    diagonal = jnp.exp(_flat(map_space(lambda _, params: params["log_scale"], spec.action, first)))
     lower = jax.vmap(jnp.diag)(diagonal)
     if len(params) > 1:
         rows, columns = np.tril_indices(diagonal.shape[1], -1)

@@ -41,14 +41,18 @@ class CEMSettings:
         return CEMSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(CEMSettings)})
 
     def check_cem(self) -> None:
-        """Check that there are at least as many samples as elites; called by `__post_init__` of an agent.
+        """Check the settings that depend on each other; called by `__post_init__` of an agent.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: there are fewer samples than elites, or `initial_std` is below `min_std`.
         """
         if self.num_elites > self.num_samples:
             raise ValueError(
                 f"{type(self).__name__}: num_elites must be at most num_samples={self.num_samples}, got {self.num_elites}"
+            )
+        if self.initial_std < self.min_std:
+            raise ValueError(
+                f"{type(self).__name__}: initial_std must be at least min_std={self.min_std}, got {self.initial_std}"
             )
 
 
@@ -76,10 +80,10 @@ def cem_maximum(score: Callable[[PyTree], Float[Array, "N B"]], noise: PyTree, s
     for k in range(settings.num_iterations):
         x = jax.tree.map(partial(_samples, number=k, min_std=settings.min_std), mean, std, noise)
         rank = _rank(score(x))
-        mean = jax.tree.map(partial(_mean_of, chosen=rank < settings.num_elites), x)
-        variance = jax.tree.map(partial(_mean_of, chosen=rank < settings.num_elites), _square_deviations(x, mean))
+        mean = jax.tree.map(partial(_masked_mean, chosen=rank < settings.num_elites), x)
+        variance = jax.tree.map(partial(_masked_mean, chosen=rank < settings.num_elites), _square_deviations(x, mean))
         std = jax.tree.map(jnp.sqrt, variance)
-    return mean if settings.cem_action == "mean" else jax.tree.map(partial(_mean_of, chosen=rank == 0), x)
+    return mean if settings.cem_action == "mean" else jax.tree.map(partial(_masked_mean, chosen=rank == 0), x)
 
 
 def _samples(mean: Array, std: Array, noise: Array, *, number: int, min_std: float) -> Float[Array, "N B ..."]:
@@ -99,7 +103,7 @@ def _rank(score: Float[Array, "N B"]) -> Int32[Array, "N B"]:
     return jnp.sum(is_better, axis=1, dtype=jnp.int32)
 
 
-def _mean_of(x: Float[Array, "N B ..."], chosen: Bool[Array, "N B"]) -> Float[Array, "B ..."]:
+def _masked_mean(x: Float[Array, "N B ..."], chosen: Bool[Array, "N B"]) -> Float[Array, "B ..."]:
     """The mean over the chosen samples of each row."""
     wide = chosen.reshape(*chosen.shape, *(1,) * (x.ndim - 2))
     return jnp.sum(jnp.where(wide, x, 0.0), axis=0) / jnp.sum(wide, axis=0, dtype=jnp.float32)
