@@ -27,22 +27,22 @@ def config_of(run):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch, tmp_path):
-    monkeypatch.setitem(AGENTS, "reinforce", "tests.reinforce:Reinforce")
+    monkeypatch.setitem(AGENTS, "monte_carlo", "tests.reinforce:Reinforce")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "jax/CartPole-v1"])
 def test_a_registered_agent_trains_resumes_to_the_bit_evaluates_and_exports(env, capsys):
-    assert polyak_command(f"train reinforce {env} --run-dir whole --env-steps 256 {TRAIN}") == 0
-    assert "reinforce" in capsys.readouterr().out
+    assert polyak_command(f"train monte_carlo {env} --run-dir whole --env-steps 256 {TRAIN}") == 0
+    assert "monte_carlo" in capsys.readouterr().out
     config = config_of("whole")
-    assert config.algorithm == "reinforce" and isinstance(config.agent, Reinforce)
+    assert config.algorithm == "monte_carlo" and isinstance(config.agent, Reinforce)
     assert config.agent.step_size == 0.1 and config.agent.network == polyak.MLP(
         (5,), activation="relu", head=polyak.PolicyAndValue()
     )
     assert "train/loss" in Path("whole/metrics.jsonl").read_text()
 
-    assert polyak_command(f"train reinforce {env} --run-dir parts --env-steps 128 {TRAIN}") == 0
+    assert polyak_command(f"train monte_carlo {env} --run-dir parts --env-steps 128 {TRAIN}") == 0
     assert polyak_command("resume parts --env-steps 256 --eval-episodes 0") == 0
     assert last_checkpoint("parts") == last_checkpoint("whole")
 
@@ -57,23 +57,23 @@ def test_a_registered_agent_trains_resumes_to_the_bit_evaluates_and_exports(env,
 
 def test_flags_are_the_agents_fields_and_network_flags_change_its_default(capsys):
     with pytest.raises(SystemExit):
-        polyak_command("train reinforce CartPole-v1 --help")
+        polyak_command("train monte_carlo CartPole-v1 --help")
     text = capsys.readouterr().out
     assert "--step-size" in text and "step size of gradient ascent" in text and "--clip-range" not in text
     words = "--run-dir run --env-steps 32 --eval-episodes 0 --num-envs 2 --activation tanh"
-    assert polyak_command(f"train reinforce CartPole-v1 {words}") == 0
+    assert polyak_command(f"train monte_carlo CartPole-v1 {words}") == 0
     assert config_of("run").agent.network == polyak.MLP((5,), activation="tanh", head=polyak.PolicyAndValue())
 
 
 def test_a_registered_agent_is_listed(capsys):
     assert polyak_command("list") == 0
-    assert "reinforce REINFORCE with a running baseline." in capsys.readouterr().out
+    assert "monte_carlo REINFORCE with a running baseline." in capsys.readouterr().out
 
 
 def test_settings_and_environments_are_checked_by_the_agent(capsys):
-    assert polyak_command("train reinforce CartPole-v1 --step-size 0") == 2
+    assert polyak_command("train monte_carlo CartPole-v1 --step-size 0") == 2
     assert "Reinforce: step_size" in capsys.readouterr().err
-    assert polyak_command("train reinforce CartPole-v1 --num-envs 65 --env-steps 1040") == 2
+    assert polyak_command("train monte_carlo CartPole-v1 --num-envs 65 --env-steps 1040") == 2
     assert "Reinforce: num_envs=65 must be at most 64" in capsys.readouterr().err
 
 
@@ -85,8 +85,8 @@ def test_threads_are_asked_of_the_agent(monkeypatch):
 
 
 def test_a_run_of_an_agent_that_is_not_registered_is_rejected(monkeypatch, capsys):
-    assert polyak_command("train reinforce CartPole-v1 --run-dir run --num-envs 2 --env-steps 64 --eval-episodes 0") == 0
-    monkeypatch.delitem(AGENTS, "reinforce")
+    assert polyak_command("train monte_carlo CartPole-v1 --run-dir run --num-envs 2 --env-steps 64 --eval-episodes 0") == 0
+    monkeypatch.delitem(AGENTS, "monte_carlo")
     assert polyak_command("evaluate run") == 2
     said = capsys.readouterr().err
     assert "unknown class name 'Reinforce'" in said

@@ -211,7 +211,7 @@ def config_classes() -> dict[str, type]:
     pairs = (ActorAndCritic, RecurrentActorAndCritic, PolicyOnly, ValueOnly)
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
     replays = (HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay)
-    agents = map(agent_class, AGENTS | WRAPPERS)
+    agents = map(agent_class, WRAPPERS | AGENTS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
 
 

@@ -44,7 +44,7 @@ def test_mixed_steps_sum_as_many_rewards_and_each_number_is_as_frequent(page):
 def test_without_a_coefficient_an_agent_with_an_intrinsic_reward_is_the_agent_itself(page):
     env = polyak.envs.make("jax/CartPole-v1", num_envs=4)
     ppo = polyak.PPO(env.spec, polyak.MLP((8,)), num_steps=16, num_epochs=2, num_minibatches=2)
-    rnd = page["RND"](ppo, coefficient=0.0)
+    rnd = page["Novelty"](ppo, coefficient=0.0)
     state = rnd.init(KEY)
     rollout = polyak.train.collect(rnd.collect_policy(state), env, 16, key=KEY)
     update = jax.jit(lambda agent, state: agent.update(state, rollout, KEY))

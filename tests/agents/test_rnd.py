@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 import polyak
 from polyak.agents.a2c import A2C
+from polyak.agents.impala import IMPALA
 from polyak.agents.ppo import PPO
 from polyak.agents.rnd import RND
 from polyak.core.spaces import Box, Discrete, EnvSpec
@@ -19,6 +20,7 @@ from polyak.core.struct import struct
 from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import mesh_over, update_on
 from polyak.networks.feedforward import MLP
+from polyak.workers.worker_group import without_weight
 from tests.agents.rollouts import on_device, rollout, same_bits
 from tests.selection import quick
 
@@ -38,7 +40,7 @@ class Spy(A2C):
 
 def small(agent=None, **settings):
     agent = Spy(SPEC, MLP((4,)), num_steps=T) if agent is None else agent
-    defaults = {"network": MLP((6,)), "value": MLP((5,)), "num_features": 4, "gamma": GAMMA, "gae_lambda": LAMBDA}
+    defaults = {"network": MLP((6,)), "value": MLP((5,)), "num_features": 4, "intrinsic_gamma": GAMMA, "gae_lambda": LAMBDA}
     return RND(agent, **defaults | {"num_epochs": 1, "num_minibatches": 1, "predictor_fraction": 1.0} | settings)
 
 
@@ -176,7 +178,7 @@ def test_the_policy_sums_the_errors_of_what_it_sees_through_all_episodes():
     np.testing.assert_allclose(np.concatenate([found, last[None]]), sums, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_rollout_only_sets_the_statistics():
+def test_the_first_rollout_has_no_intrinsic_rewards_and_sets_the_statistics():
     agent = small()
     state = jax.jit(lambda agent: agent.init(KEY))(agent)
     after, metrics = update(agent, state, on_device(data_of(agent, state, 1)))
@@ -184,6 +186,21 @@ def test_the_first_rollout_only_sets_the_statistics():
     assert int(after.obs_stats.count) == T * B and int(after.return_stats.count) == 0
     _, metrics = update(agent, after, on_device(data_of(agent, state, 2)))
     assert metrics["advantage"].all() and metrics["train/intrinsic_reward"] > 0
+
+
+def test_time_steps_of_a_lost_worker_change_nothing():
+    agent = small()
+    state = after_first(agent)
+    data = data_of(agent, state, 2)
+    lost = without_weight(jax.tree.map(np.zeros_like, jax.tree.map(lambda x: x[:, 1:], data.time_steps)))
+    steps = jax.tree.map(lambda x, y: np.concatenate([x[:, :1], y], axis=1), data.time_steps, lost)
+    excluded = np.zeros(B, np.float32)
+    excluded[0] = 1
+    found, _ = update(agent, state, on_device(dataclasses.replace(data, time_steps=steps)))
+    wanted, _ = update(agent, state, on_device(data), weights=jnp.asarray(excluded))
+    assert int(found.obs_stats.count) == int(state.obs_stats.count) + T
+    for name in ("predictor", "obs_stats", "return_stats"):
+        assert same_bits(getattr(found, name), getattr(wanted, name)), name
 
 
 def inner(name, **settings):
@@ -210,6 +227,23 @@ def test_the_agent_learns_from_the_sum_of_both_advantages(name):
     change = -(factor * more)[np.asarray(data.valid)].mean()
     assert found["train/policy_gradient_loss"] - plain["train/policy_gradient_loss"] == pytest.approx(change, abs=1e-5)
     assert found["train/value_loss"] == plain["train/value_loss"]
+
+
+def test_impala_corrects_the_intrinsic_advantage_for_the_policy_that_acted():
+    agent = IMPALA(SPEC, MLP((4,)), num_steps=T, rho_clip=1.2)
+    state = jax.jit(lambda agent: agent.init(KEY))(agent)
+    data, rng = rollout(SPEC, 2, num_steps=T, num_envs=B), np.random.default_rng(0)
+    acted = rng.normal(size=(T, B, 3)).astype(np.float32)
+    data = on_device(dataclasses.replace(data, info={"params": acted, "value": np.zeros((T, B), np.float32)}))
+    more = rng.normal(size=(T, B)).astype(np.float32)
+    step = jax.jit(lambda more: agent.update(state, data, KEY, intrinsic_advantage=more)[1])
+    plain, found = (jax.tree.map(float, _means(step(x))) for x in (None, jnp.asarray(more)))
+    (params, _), _, _ = agent.network.apply(state.copies.online, data.obs.reshape(-1, 3))
+    log_probs = [jax.nn.log_softmax(x.reshape(T, B, 3)) for x in (params, acted)]
+    new, old = (np.take_along_axis(np.asarray(x), np.asarray(data.actions)[..., None], 2)[..., 0] for x in log_probs)
+    rho = np.minimum(1.2, np.exp(new - old))
+    change = -(new * rho * more)[np.asarray(data.valid)].mean()
+    assert found["train/policy_gradient_loss"] - plain["train/policy_gradient_loss"] == pytest.approx(change, abs=1e-5)
 
 
 def _means(metrics):
@@ -261,7 +295,7 @@ def test_images_are_normalized_by_their_statistics():
 
 @pytest.mark.slow
 def test_an_update_over_devices_is_that_of_one():
-    agent = small(inner("a2c"), num_epochs=2, num_minibatches=2)
+    agent = small(inner("a2c"), num_epochs=2, num_minibatches=2, predictor_fraction=0.25)
     state = jax.jit(lambda agent: agent.init(KEY))(agent)
     carry = agent.collect_policy(state).initial_state(8)
     data = [on_device(rollout(SPEC, seed, num_steps=T, num_envs=8, carry=carry)) for seed in (0, 1)]
@@ -317,7 +351,7 @@ def test_bad_settings_are_rejected_by_name():
         RND(SPEC)
     with pytest.raises(ValueError, match="RND: predictor_fraction"):
         RND(inner("a2c"), predictor_fraction=0.0)
-    with pytest.raises(TypeError, match="RND: network must be an MLP or a NatureCNN without a head"):
+    with pytest.raises(TypeError, match="RND: network must be an MLP or a NatureCNN with layers and without a head"):
         RND(inner("a2c"), network=polyak.GRU(4))
     with pytest.raises(ValueError, match="RND: num_minibatches"):
         RND(inner("a2c"), num_minibatches=7).check(B)
@@ -326,3 +360,7 @@ def test_bad_settings_are_rejected_by_name():
     plain = on_device(rollout(SPEC, 1, num_steps=T, num_envs=B))
     with pytest.raises(ValueError, match="RND needs rollouts of collect_policy"):
         jax.eval_shape(agent.update, state, plain, KEY)
+    with pytest.raises(TypeError, match="RND: network must be an MLP or a NatureCNN with layers"):
+        RND(inner("a2c"), network=MLP(()))
+    with pytest.raises(TypeError, match=r"RND: value must not be recurrent, got GRU"):
+        RND(inner("a2c"), value=polyak.GRU(4))

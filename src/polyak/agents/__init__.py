@@ -60,5 +60,5 @@ def action_scaling_of(agent: Any) -> Literal["clip", "rescale"]:
 
 def agent_class(name: str) -> Any:
     """Import the class of an algorithm in `AGENTS` or `WRAPPERS`."""
-    module, _, class_name = (AGENTS | WRAPPERS)[name].partition(":")
+    module, _, class_name = (WRAPPERS | AGENTS)[name].partition(":")
     return getattr(importlib.import_module(module), class_name)

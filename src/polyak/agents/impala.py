@@ -86,6 +86,8 @@ class IMPALA(PolicyGradientAgent):
             rho_clip=self.rho_clip,
             c_clip=self.c_clip,
         )
+        rho = jnp.minimum(self.rho_clip, jnp.exp(log_rho))
+        intrinsic_advantage = None if intrinsic_advantage is None else rho * intrinsic_advantage
         batch = batch.with_advantages(advantage, value_target, intrinsic_advantage)
-        rho, _ = masked_mean_and_variance(jnp.minimum(self.rho_clip, jnp.exp(log_rho)), new.weight, axis_name)
-        return self._gradients_and_summary(state, new, batch, bad_data, axis_name, {"rho": rho})
+        mean_rho, _ = masked_mean_and_variance(rho, new.weight, axis_name)
+        return self._gradients_and_summary(state, new, batch, bad_data, axis_name, {"rho": mean_rho})

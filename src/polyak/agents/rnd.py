@@ -19,7 +19,7 @@ from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, V
 from polyak.learning.batch import Weights, any_over_devices, map_steps, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, epoch_seeds, shuffled_minibatches
-from polyak.networks.feedforward import MLP, FeedForward, NatureCNN, complete
+from polyak.networks.feedforward import MLP, BuiltInNetwork, FeedForward, NatureCNN, complete
 from polyak.networks.heads import QValues, ValueOnly
 from polyak.networks.layers import has_images
 from polyak.ops.gradient_step import Aux
@@ -61,17 +61,19 @@ class RND(AdamSettings, BaseAgent):
 
     f is a random network, and f̂ learns to predict it, which it does well where it has been often. The intrinsic return does not
     end with an episode: a reset is a step of it like others, from the last observation of an episode to the first of the next.
-    So the last observation counts also of an episode that terminated. The first rollout only sets the statistics of
-    observations, in place of the paper's steps of a random agent. V_I is a network of its own, not a second head, so that the
-    inner agent is the same as without intrinsic rewards.
+    So the last observation counts also of an episode that terminated. The first rollout has no intrinsic rewards: it sets the
+    statistics of observations, in place of the paper's steps of a random agent. V_I is a network of its own, not a second head,
+    so that the inner agent is the same as without intrinsic rewards.
 
     Attributes:
         agent: `PPO`, `PPOKL`, `A2C`, or another agent that learns from rollouts.
-        network: f, without a head; f̂ has two more layers of its last width. None takes `NatureCNN` for images, else `MLP`.
-        value: the network of V_I, without a head; None takes `NatureCNN` for images, else `MLP`.
+        network: f, with at least one layer and without a head; f̂ has two more layers of its last width. None takes `NatureCNN`
+            for images, else `MLP`.
+        value: the network of V_I, not recurrent and without a head, which takes observations as they are. None takes
+            `NatureCNN` for images, else `MLP`.
         num_features: number of outputs of f.
         coefficient: c, the weight of intrinsic advantages beside the extrinsic ones; the paper's 1 to 2 is 0.5.
-        gamma: γ_I, the discount of intrinsic rewards; the agent's is γ_E.
+        intrinsic_gamma: γ_I, the discount of intrinsic rewards; γ_E is the agent's `gamma`.
         gae_lambda: trace decay λ of A_I.
         vf_coef: c_v, the coefficient of the loss of V_I.
         clip_obs: clip the normalized observations of f and f̂ to ± this value.
@@ -92,7 +94,7 @@ class RND(AdamSettings, BaseAgent):
     value: Network | None = static(default=None)
     num_features: int = integer(default=64)
     coefficient: Scalar = number(default=0.5, at_least=0)
-    gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
+    intrinsic_gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     gae_lambda: Scalar = number(default=0.95, at_least=0, at_most=1)
     vf_coef: Scalar = number(default=0.5, at_least=0)
     clip_obs: float = number(default=5.0, above=0, static=True)
@@ -103,7 +105,6 @@ class RND(AdamSettings, BaseAgent):
 
     def __post_init__(self) -> None:
         inner: Any = self.agent
-        # While a tree is rebuilt, a field can be a placeholder of JAX.
         if isinstance(inner, BaseAgent) and not isinstance(inner, OnPolicyAgent):
             raise TypeError(f"RND: agent must learn from rollouts, such as PPO or A2C, got {type(inner).__name__}")
         if not isinstance(inner, OnPolicyAgent):
@@ -111,12 +112,14 @@ class RND(AdamSettings, BaseAgent):
         check_settings(self)
         self.check_optimizer()
         value = complete("RND", self.value, self.spec, ValueOnly(), name="value")
+        if isinstance(value, BuiltInNetwork) and not isinstance(value, FeedForward):
+            raise TypeError(f"RND: value must not be recurrent, got {value!r:.80}")
         object.__setattr__(self, "value", value)
         network: Any = self.network
         if network is None:
             network = NatureCNN() if has_images(self.spec.obs) else MLP()
-        if not isinstance(network, FeedForward) or network.head is not None:
-            raise TypeError(f"RND: network must be an MLP or a NatureCNN without a head, got {network!r:.80}")
+        if not isinstance(network, FeedForward) or network.head is not None or not network.hidden:
+            raise TypeError(f"RND: network must be an MLP or a NatureCNN with layers and without a head, got {network!r:.80}")
         object.__setattr__(self, "network", network)
 
     @property
@@ -130,9 +133,20 @@ class RND(AdamSettings, BaseAgent):
         return self.agent.num_steps
 
     @property
+    def gamma(self) -> Scalar:
+        """The inner agent's, the discount of the environment's rewards."""
+        return self.agent.gamma
+
+    @property
     def max_lag(self) -> int | None:
         """The inner agent's."""
         return self.agent.max_lag
+
+    @property
+    def lag_advice(self) -> str:
+        """The inner agent's, if it has one."""
+        advice: str = getattr(self.agent, "lag_advice", "")
+        return advice
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches, and the agent's.
@@ -172,7 +186,7 @@ class RND(AdamSettings, BaseAgent):
 
     def collect_policy(self, state: RNDState) -> IntrinsicReturn:
         """The inner agent's exploring policy, which also sums intrinsic rewards."""
-        return IntrinsicReturn(self.agent.collect_policy(state.agent), self.distillation(state), self.gamma)
+        return IntrinsicReturn(self.agent.collect_policy(state.agent), self.distillation(state), self.intrinsic_gamma)
 
     def distillation(self, state: RNDState) -> Distillation:
         """The networks and statistics of the intrinsic reward."""
@@ -204,8 +218,9 @@ class RND(AdamSettings, BaseAgent):
         check_divides("RND", num_steps, num_envs, self.num_minibatches)
         carry, return_before = _split_carry(rollout)
         obs = as_arrays(rollout).time_steps.obs
-        # All rows are steps, also those that only reset.
-        weight = sample_weights(jnp.ones_like(rollout.valid), weights)
+        # Resets are steps too; a time step that both begins and ends an episode stands for a worker that was lost.
+        is_lost = rollout.time_steps.first & rollout.time_steps.last
+        weight = sample_weights(~(is_lost[:-1] | is_lost[1:]), weights)
 
         distillation = self.distillation(state)
         images = has_images(self.spec.obs)
@@ -216,13 +231,13 @@ class RND(AdamSettings, BaseAgent):
 
         # Intrinsic rewards, divided by the standard deviation of their discounted sums.
         never = jnp.zeros(error.shape, bool)
-        returns = running_return(error, never, return_before, gamma=self.gamma)[1:]
+        returns = running_return(error, never, return_before, gamma=self.intrinsic_gamma)[1:]
         return_stats = state.return_stats.update(returns, (weight > 0) & distillation.has_stats & is_finite, axis_name)
         reward = error[1:] / return_stats.stddev()
 
         # Intrinsic advantages, non-episodic.
         ends = never[1:]
-        advantage = gae(reward, value[:-1], value[1:], ends, ends, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        advantage = gae(reward, value[:-1], value[1:], ends, ends, gamma=self.intrinsic_gamma, gae_lambda=self.gae_lambda)
         more = jnp.where(distillation.has_stats, self.coefficient * advantage, 0.0)
 
         inner, metrics = self.agent.update(
@@ -280,16 +295,17 @@ class RND(AdamSettings, BaseAgent):
         seeds = epoch_seeds(key, self.num_epochs, *shape, self.num_minibatches, axis_name)
         index = jax.vmap(lambda seeds: shuffled_minibatches(seeds, *shape, self.num_minibatches))(seeds)
         index = index.reshape(-1, index.shape[-1])
-        keys = jax.random.split(
-            key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name)), len(index)
-        )
+        keys = jax.random.split(key, len(index))
+        devices, device = (1, 0) if axis_name is None else (jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name))
         optimizer = self.optimizer_at(state.agent.env_steps)
 
         def step(carry: PyTree, row: tuple[Array, PRNGKeyArray]) -> tuple[PyTree, Any]:
             (predictor, value), (rows, key) = carry, row
             part = jax.tree.map(lambda x: x[rows], batch)
             weight = part["weight"]
-            drawn = jnp.where(jax.random.uniform(key, weight.shape) < self.predictor_fraction, weight, 0.0)
+            # Drawn for the parts of all devices, so that their number changes nothing.
+            numbers = jax.random.uniform(key, (devices, *weight.shape))[device]
+            drawn = jnp.where(numbers < self.predictor_fraction, weight, 0.0)
             totals = [sum_over_devices(w.sum(), axis_name) for w in (drawn, weight)]
             parts = [part | {"weight": w / jnp.maximum(total, 1e-8)} for w, total in zip((drawn, weight), totals, strict=True)]
             loss = partial(self.predictor_loss, predictor=predictor.online, distillation=distillation)

@@ -64,7 +64,9 @@ def find_faults(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> list[F
         curves: the metrics by tag, each with at least one value.
         agent: the agent in `config.json`.
     """
-    return [*_counters(curves), *_policy(curves, agent), *_values(curves, agent), *_learning(curves)]
+    # RND's losses and rewards are of an agent inside.
+    inner = agent.get("agent", agent)
+    return [*_counters(curves), *_policy(curves, inner), *_values(curves, inner), *_learning(curves)]
 
 
 def _counters(curves: Mapping[str, Curve]) -> Iterator[Finding]:
@@ -117,6 +119,9 @@ def _policy(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> Iterator[F
 def _values(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> Iterator[Finding]:
     """Values, gradients and the weight of the entropy."""
     explained = curves.get("train/explained_variance")
+    # A critic that nothing trains, such as REINFORCE's without a baseline, explains nothing.
+    if explained is not None and agent.get("vf_coef") == 0:
+        explained = None
     if explained is not None and len(explained) >= MIN_POINTS and explained.late() < 0 and not _has_settled(curves.get(RETURN)):
         text = f"The critic is worse than a constant: the median of the last half is {explained.late():.2g}."
         yield Finding("train/explained_variance", f'{text} Try normalize_reward="return" and normalize_obs=True.')

@@ -59,7 +59,8 @@ def _add(flat: dict[str, Any], name: str, value: Any) -> None:
         if "$class" in value:
             flat[name] = value["$class"]
         for part, content in value.items():
-            if part != "$class":
+            # RND has an agent inside, with a spec.
+            if part not in ("$class", "spec"):
                 _add(flat, f"{name}.{part}", content)
     else:
         flat[name] = _plain(value)
