@@ -230,7 +230,8 @@ def network_value(agent, state, obs):
 def test_resumed_equals_uninterrupted_in_both_loops(tmp_path):
     for env in ("jax/CartPole-v1", "CartPole-v1"):
         runs = [tmp_path / f"{name}_{len(env)}" for name in ("whole", "parts")]
-        options = {"num_envs": 4, "settings": {"num_steps": 64, "network": MLP((8,))}, "seed": 2, "progress": False}
+        settings = {"num_steps": 64, "network": MLP((8,)), "learning_rate": 1e-2}
+        options = {"num_envs": 4, "settings": settings, "seed": 2, "progress": False}
         whole = polyak.train.run("reinforce", env, env_steps=1_500, run_dir=runs[0], **options)
         polyak.train.run("reinforce", env, env_steps=600, run_dir=runs[1], **options)
         parts = polyak.train.resume(runs[1], env_steps=1_500, progress=False)

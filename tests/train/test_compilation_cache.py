@@ -187,7 +187,7 @@ def test_every_training_has_the_cache_and_an_error_leaves_jax_as_it_was(function
         inside.append(options()[0])
         stops()
 
-    settings = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "learning_rate": 1e-3}
+    settings = {"num_steps": 8, "num_epochs": 1, "num_minibatches": 1, "learning_rate": 1e-3, "clip_range": 0.2}
     common = {"progress": False, "callbacks": [see]}
     run = partial(train.run, "ppo", "jax/CartPole-v1", env_steps=16, num_envs=2, settings=settings)
     env = envs.make("jax/CartPole-v1", num_envs=2)
