@@ -119,7 +119,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/weight_norm.py",
-        "new_params = normalize_weights(optax.apply_updates(params, updates))",
+        "new_params = normalize_weights(optax.apply_updates(params, updates), kernels)",
         "new_params = optax.apply_updates(params, updates)",
         ("agents/test_xqc.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
     ),

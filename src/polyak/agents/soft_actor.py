@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.actor_critic import ActorCriticAgent
@@ -19,14 +18,16 @@ from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import choice, integer, number, setting, struct
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
+from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
+from polyak.networks.critics import Critics
 from polyak.networks.pair import select_entries
 from polyak.ops.distributions import Categorical, Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
-from polyak.ops.schedules import Count, Schedule, StepCount, check_schedule
-from polyak.ops.weight_norm import is_dense_kernel, normalize_weights, on_unit_spheres
+from polyak.ops.schedules import Schedule, StepCount, check_schedule
+from polyak.ops.weight_norm import DenseKernels, normalize_weights, on_unit_spheres
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.sde import add_sde, check_sde
@@ -102,24 +103,8 @@ def check_target_entropy(owner: str, name: str, value: Any) -> None:
         check_number(owner, name, value, optional=True, or_else="'auto'")
 
 
-def _normalized(variables: Variables) -> Variables:
-    return dataclasses.replace(variables, params=normalize_weights(variables.params))
-
-
-def _with_unit_weights(copies: NetworkCopies) -> NetworkCopies:
-    """The copies with unit weight vectors.
-
-    Raises:
-        ValueError: the network has no dense layer that `normalize_weights` knows.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(copies.online.params)
-    if not any(is_dense_kernel(path, x) for path, x in leaves):
-        raise ValueError(
-            f"network: weight_norm=True needs dense layers with weights named kernel, as Flax's, in {copies.name}, got "
-            f"{copies.network!r}"
-        )
-    target = None if copies.target is None else _normalized(copies.target)
-    return dataclasses.replace(copies, online=_normalized(copies.online), target=target)
+def _unit_weights(variables: Variables, kernels: DenseKernels) -> Variables:
+    return dataclasses.replace(variables, params=normalize_weights(variables.params, kernels))
 
 
 @struct(kw_only=True)
@@ -147,12 +132,17 @@ class SoftActorAgent(ActorCriticAgent):
             independently.
         policy_delay: gradient steps of the critics for one of the actor and of α.
         weight_norm: scale the weight vectors of the dense layers of actor and critics to norm 1, at the start and after each
-            gradient step; batch or layer normalization must make their scale irrelevant. Layers of standard deviations and
-            convolutions are left out.
+            gradient step. Only batch normalization before the activation, or `residual="hypersphere"`, makes their scale
+            irrelevant: other layers keep the scale of their biases. Left out are convolutions, layers of standard deviations,
+            and the last layer of critics that return values instead of logits, which have the scale of returns. Your own
+            critics call that layer `head`.
     """
 
     entropy_of_dimension: ClassVar[float] = -1.0
     """The default target entropy of Box actions, for each of their dimensions."""
+
+    has_categorical_critics: ClassVar[bool] = False
+    """True if the critics return logits of atoms, whose scale is not the scale of returns."""
 
     alpha_learning_rate: Schedule | None = setting(default=None, check=partial(check_schedule, optional=True))
     alpha: Scalar | None = number(default=None, at_least=0, optional=True)
@@ -203,8 +193,9 @@ class SoftActorAgent(ActorCriticAgent):
         actor, critics, average = self._create_networks(key, actor_target=None)
         self.check_critics(critics.online)
         if self.weight_norm:
-            actor, critics = (_with_unit_weights(copies) for copies in (actor, critics))
-            average = None if average is None else _normalized(average)
+            self._warn_without_normalization()
+            actor, critics = (self._on_unit_spheres(copies) for copies in (actor, critics))
+            average = None if average is None else _unit_weights(average, self._dense_kernels("actor"))
         log_alpha = jnp.log(jnp.asarray(self.initial_alpha, jnp.float32))
         temperature = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
         return SoftActorCopies(actor, critics, temperature, average)
@@ -213,11 +204,6 @@ class SoftActorAgent(ActorCriticAgent):
     def has_unit_weights(self) -> bool:
         """True with `weight_norm`."""
         return self.weight_norm
-
-    def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
-        """The optimizer; see `AdamSettings`. With `weight_norm` it keeps the weight vectors' norms."""
-        optimizer = super().optimizer_at(env_steps, learning_rate)
-        return on_unit_spheres(optimizer) if self.weight_norm else optimizer
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
@@ -242,6 +228,9 @@ class SoftActorAgent(ActorCriticAgent):
         actor, critics, temperature = copies.actor, copies.critics, copies.temperature
         rates = self.learning_rate, self.actor_learning_rate, self.alpha_learning_rate
         critics_step, actor_step, alpha_step = (self.optimizer_at(env_steps, rate) for rate in rates)
+        if self.weight_norm:
+            critics_step = on_unit_spheres(critics_step, self._dense_kernels("critics"))
+            actor_step = on_unit_spheres(actor_step, self._dense_kernels("actor"))
         critic_key, actor_key, alpha_key = jax.random.split(key, 3)
         alpha = self._alpha(temperature.log_alpha)
         loss = partial(
@@ -362,6 +351,38 @@ class SoftActorAgent(ActorCriticAgent):
             return jnp.full(1, self.entropy_of_dimension * action_dimensions(self.spec), jnp.float32)
         allowed = jnp.full(1, space.n, jnp.int32) if mask is None else jnp.maximum(mask.sum(axis=1, dtype=jnp.int32), 1)
         return ENTROPY_FRACTION * jnp.log(allowed.astype(jnp.float32))
+
+    def _dense_kernels(self, name: str) -> DenseKernels:
+        """The kernels with unit weight vectors of the actor or the critics."""
+        if name == "actor":
+            return DenseKernels(without=("scales",))
+        return DenseKernels(3 if isinstance(self.critics, Critics) else 2, () if self.has_categorical_critics else ("head",))
+
+    def _on_unit_spheres(self, copies: NetworkCopies) -> NetworkCopies:
+        """The copies with unit weight vectors.
+
+        Raises:
+            ValueError: the network has no dense layer, or critics of values have no layer named `head`.
+        """
+        kernels = self._dense_kernels(copies.name)
+        leaves = jax.tree_util.tree_leaves_with_path(copies.online.params)
+        names = {getattr(entry, "key", None) for path, _ in leaves for entry in path}
+        needed = "dense layers with weights named kernel, as Flax's,"
+        if "head" in kernels.without and "head" not in names:
+            needed += " and a last layer named head"
+        elif any(kernels.has(path, x) for path, x in leaves):
+            target = None if copies.target is None else _unit_weights(copies.target, kernels)
+            return dataclasses.replace(copies, online=_unit_weights(copies.online, kernels), target=target)
+        raise ValueError(f"network: weight_norm=True needs {needed} in {copies.name}, got {copies.network!r}")
+
+    def _warn_without_normalization(self) -> None:
+        """Warn of built-in networks in which the scale of unit weight vectors counts."""
+        for name, network in (("actor", self.actor), ("critics", self.critics)):
+            if isinstance(network, Actor | Critics) and network.norm is None and network.residual is None:
+                warn(
+                    f"{type(self).__name__}: {name} has no normalization, so that weight_norm=True limits the size of its "
+                    f"features; use polyak.{type(network).__name__}(..., norm='batch'), got {network!r}"
+                )
 
     def _default_actor(self) -> Actor:
         return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)

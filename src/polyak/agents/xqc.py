@@ -72,6 +72,7 @@ class XQC(TargetSettings, SoftActorAgent):
     """
 
     entropy_of_dimension: ClassVar[float] = -0.5
+    has_categorical_critics: ClassVar[bool] = True
 
     updates_per_step: float = 2.0
     learning_starts: int = 5_000

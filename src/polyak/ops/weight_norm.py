@@ -1,5 +1,6 @@
 """Weight vectors of dense layers on the unit sphere, where an optimizer keeps them."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,43 +10,55 @@ from jaxtyping import Array
 
 from polyak.core.types import PyTree
 
-DENSE_AXES = (2, 3)
-"""Axes of a dense layer's kernel, `[inputs, outputs]`, or of several networks' kernels, `[N, inputs, outputs]`."""
+
+@dataclass(frozen=True)
+class DenseKernels:
+    """The kernels of a network's dense layers whose weight vectors have norm 1: arrays named `kernel` of `axes` axes.
+
+    Attributes:
+        axes: 2, `[inputs, outputs]`, or 3, `[N, inputs, outputs]`, the kernels of N networks. Kernels of convolutions and of
+            attention have three axes or more too, so 3 is for networks without these.
+        without: names of layers that are left out.
+    """
+
+    axes: int = 2
+    without: tuple[str, ...] = ()
+
+    def has(self, path: tuple[Any, ...], x: Array) -> bool:
+        """True if the array at this path of the parameters is one of the kernels."""
+        names = [getattr(entry, "key", None) for entry in path]
+        is_kernel = bool(names) and names[-1] == "kernel" and jnp.ndim(x) == self.axes
+        return is_kernel and not any(name in names for name in self.without)
 
 
-def normalize_weights(params: PyTree) -> PyTree:
-    """The parameters with weight vectors of norm 1, W_·j / ‖W_·j‖ for each output j of a dense layer.
+def normalize_weights(params: PyTree, kernels: DenseKernels) -> PyTree:
+    """The parameters with weight vectors of norm 1, W_·j / ‖W_·j‖ for each output j of these kernels.
 
-    Dense layers are the arrays of two or three axes that are named `kernel`, without convolutions and the layer of a policy's
-    standard deviation, which starts at 0. All else is unchanged, and so is a vector of 0.
+    All else is unchanged, and so is a vector of 0.
 
     Source: Palenicek et al. 2025, arXiv:2509.25174, section 4.
 
-    >>> normalize_weights({"kernel": jnp.array([[3.0, 0.0], [4.0, 2.0]]), "bias": jnp.array([7.0])})["kernel"]
+    >>> params = {"kernel": jnp.array([[3.0, 0.0], [4.0, 2.0]]), "bias": jnp.array([7.0])}
+    >>> normalize_weights(params, DenseKernels())["kernel"]
     Array([[0.6, 0. ],
            [0.8, 1. ]], dtype=float32)
     """
-    return jax.tree_util.tree_map_with_path(lambda path, x: _unit_columns(x) if is_dense_kernel(path, x) else x, params)
+    return jax.tree_util.tree_map_with_path(lambda path, x: _unit_columns(x) if kernels.has(path, x) else x, params)
 
 
-def is_dense_kernel(path: tuple[Any, ...], x: Array) -> bool:
-    """True for the kernel of a dense layer, of whose vectors `normalize_weights` makes unit vectors."""
-    names = [getattr(entry, "key", None) for entry in path]
-    return bool(names) and names[-1] == "kernel" and jnp.ndim(x) in DENSE_AXES and "scales" not in names
-
-
-def on_unit_spheres(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer with `normalize_weights` of the parameters after each of its steps.
+def on_unit_spheres(optimizer: optax.GradientTransformation, kernels: DenseKernels) -> optax.GradientTransformation:
+    """The optimizer, with the same state, with `normalize_weights` of the parameters after each of its steps.
 
     θ ← normalize_weights(θ + optimizer(gradient))
     """
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, Any]:
         assert params is not None, "apply_gradient passes them"
-        new_params = normalize_weights(optax.apply_updates(params, updates))
+        updates, state = optimizer.update(updates, state, params)
+        new_params = normalize_weights(optax.apply_updates(params, updates), kernels)
         return jax.tree.map(jnp.subtract, new_params, params), state
 
-    return optax.chain(optimizer, optax.GradientTransformation(lambda params: optax.EmptyState(), update))
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _unit_columns(kernel: Array) -> Array:
