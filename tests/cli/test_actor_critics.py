@@ -105,6 +105,12 @@ def test_residual_blocks_are_of_actor_and_critics_and_their_normalization_of_the
     changed = change_parts("sac", polyak.SAC(spec), flags, ReplayFlags(), 100)
     assert changed.actor == polyak.Actor((8,), residual="pre_norm", norm="layer")
     assert changed.critics == polyak.Critics((16, 16), residual="pre_norm", norm="batch")
+    xqc = change_parts("xqc", polyak.XQC(spec), NetworkFlags(hidden=(8,), residual="hypersphere"), ReplayFlags(), 100)
+    assert xqc.actor == polyak.Actor((8,), residual="hypersphere"), "without the default's normalization"
+    assert xqc.critics == polyak.Critics((8,), residual="hypersphere", num_atoms=101)
+    both = NetworkFlags(hidden=(8,), residual="hypersphere", norm="layer")
+    with pytest.raises(ValueError, match="Critics: norm must be None with residual='hypersphere', got 'layer'"):
+        change_parts("xqc", polyak.XQC(spec), both, ReplayFlags(), 100)
     with pytest.raises(UsageError, match="--residual: ppo has no such network setting"):
         change_parts("ppo", polyak.PPO(spec), NetworkFlags(residual="pre_norm"), ReplayFlags(), 100)
 

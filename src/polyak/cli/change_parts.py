@@ -113,8 +113,11 @@ def _fields_by_flag(network: Any) -> dict[str, str]:
 def _replace(network: Any, changes: Mapping[str, Any]) -> Any:
     """Return the network with other values for its fields, or for fields of its head."""
     own = {name: changes[name] for name in changes if name in network.__dataclass_fields__}
-    if own.keys() != changes.keys():
-        own["head"] = dataclasses.replace(network.head, **{name: changes[name] for name in changes if name not in own})
+    of_head = {name: changes[name] for name in changes if name not in own}
+    if own.get("residual") == "hypersphere":
+        own = {"norm": None, "norm_inputs": False, "norm_before": "activation"} | own  # The blocks have their own.
+    if of_head:
+        own["head"] = dataclasses.replace(network.head, **of_head)
     return dataclasses.replace(network, **own)
 
 
