@@ -173,7 +173,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         defaults = ("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))
         for name, default, spec in defaults:
             given = getattr(self, name)
-            network = feedforward_or_default(type(self).__name__, name, given, default)
+            network = feedforward_or_default(type(self).__name__, name, given, default, has_unit_weights=self.has_unit_weights)
             if given is None:
                 warn_of_flat_images(type(self).__name__, name, network, spec)
             object.__setattr__(self, name, network)
@@ -203,12 +203,6 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         """
         super()._check_together()
         owner, obs = type(self).__name__, self.spec.obs
-        for name, network in (("actor", self.actor), ("critics", self.critics)):
-            if isinstance(network, Actor | Critics) and network.residual == "hypersphere" and not self.has_unit_weights:
-                raise ValueError(
-                    f"{owner}: {name} with residual='hypersphere' needs weight_norm=True of SAC, TQC, CrossQ, CQL or XQC, got "
-                    f"{network!r}"
-                )
         if self.shared_encoder and not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
             raise ValueError(
                 f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {self.actor!r} and "

@@ -12,7 +12,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, integer, setting, static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
-from polyak.learning.actor_critic_updates import check_actor
+from polyak.learning.actor_critic_updates import check_actor, check_blocks
 from polyak.learning.flow_matching import flow_error
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.action_units import to_unit
@@ -80,6 +80,7 @@ class BC(OffPolicyAgent):
         network = MLP((256, 256), activation="relu") if is_default else self.network
         head = PolicyOnly() if self.flow_steps is None else PolicyOnly(std="fixed")
         object.__setattr__(self, "network", complete("BC", network, self.spec, head))
+        check_blocks("BC", "network", self.network)
         check_settings(self)
         if self.replay.has_priorities:
             raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")

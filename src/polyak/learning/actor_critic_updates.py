@@ -14,6 +14,7 @@ from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variable
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import BuiltInNetwork, policy_settings
+from polyak.networks.normalization import HiddenLayers
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import StepLog, in_float32
 from polyak.ops.losses import weighted_sum
@@ -50,13 +51,29 @@ def action_dimensions(spec: EnvSpec) -> int:
     return sum(int(np.prod(leaf.shape)) for _, leaf in leaf_spaces(spec.action))
 
 
-def feedforward_or_default(owner: str, name: str, network: Any, default: Network) -> Network:
+def check_blocks(owner: str, name: str, network: Any) -> None:
+    """Check that the network of an agent whose weight vectors keep no norm has no `"hypersphere"` blocks.
+
+    Raises:
+        ValueError: it has them.
+    """
+    if isinstance(network, HiddenLayers) and network.residual == "hypersphere":
+        raise ValueError(
+            f"{owner}: {name} with residual='hypersphere' needs weight_norm=True of SAC, TQC, CrossQ, CQL or XQC, got "
+            f"{network!r}"
+        )
+
+
+def feedforward_or_default(owner: str, name: str, network: Any, default: Network, *, has_unit_weights: bool = False) -> Network:
     """Return the network of the setting `name`, or the default network for None.
+
+    Args:
+        has_unit_weights: gradient steps keep the norm of weight vectors, which `"hypersphere"` blocks need.
 
     Raises:
         TypeError: the value is no network.
-        ValueError: the network is recurrent; the actor returns action values; the critics are an actor; or the actor squashes
-            its mean, although the agent bounds actions itself.
+        ValueError: the network is recurrent; the actor returns action values; the critics are an actor; the actor squashes
+            its mean, although the agent bounds actions itself; or its blocks need unit weights.
     """
     network = default if network is None else check_network(owner, network, name)
     settings = policy_settings(network)
@@ -66,6 +83,8 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
         raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
+    if not has_unit_weights:
+        check_blocks(owner, name, network)
     if settings is not None and settings.squash_mean:
         raise ValueError(f"{owner}: the {name}'s squash_mean must be False, as the agent bounds actions itself; got True")
     return network

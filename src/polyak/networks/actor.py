@@ -27,15 +27,17 @@ class Actor(HiddenLayers, PolicySettings):
             exploration, √(z(s)² · σ²) of one Box action, z(s) the features of the last dense layer and σ a matrix of
             parameters.
         clip_mean: clip the mean of Box actions to ± this value, before the agent's tanh; None disables clipping.
-        orthogonal: orthogonal weights with gain √2, 0.01 in the last layer, and biases 0; else as PyTorch's.
+        orthogonal: orthogonal weights with gain √2, 0.01 in the last layer, and biases 0; else as PyTorch's. Must be False with
+            `"hypersphere"`.
 
     Raises:
-        TypeError, ValueError: a setting is out of its range, or both squash_mean and clip_mean are set.
+        TypeError, ValueError: a setting is out of its range, or two settings do not go together.
         ValueError: when an agent is built, for means to be squashed without a Box or into bounds that are not finite, and for
             `"sde"` with an action that is no Box.
 
     Source: Raffin et al. 2020, arXiv:2005.05719 (state-dependent exploration); Ioffe 2017, arXiv:1702.03275 (batch
-    renormalization); Lee et al. 2024, arXiv:2410.09754, and Nauman et al. 2024, arXiv:2405.16158 (residual blocks).
+    renormalization); Lee et al. 2024, arXiv:2410.09754, Nauman et al. 2024, arXiv:2405.16158, and Lee et al. 2025,
+    arXiv:2502.15280 (residual blocks).
     """
 
     activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
@@ -48,6 +50,8 @@ class Actor(HiddenLayers, PolicySettings):
         check_settings(self)
         if self.squash_mean and self.clip_mean is not None:
             raise ValueError(f"Actor: clip_mean must be None with squash_mean=True, got {self.clip_mean}")
+        if self.orthogonal and self.residual == "hypersphere":
+            raise ValueError("Actor: orthogonal must be False with residual='hypersphere', got True")
 
     @property
     def dense(self) -> DenseSettings:

@@ -42,7 +42,8 @@ class Critics(HiddenLayers):
 
     Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and layer
     normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization); Ioffe 2017, arXiv:1702.03275 (batch
-    renormalization); Lee et al. 2024, arXiv:2410.09754, and Nauman et al. 2024, arXiv:2405.16158 (residual blocks).
+    renormalization); Lee et al. 2024, arXiv:2410.09754, Nauman et al. 2024, arXiv:2405.16158, and Lee et al. 2025,
+    arXiv:2502.15280 (residual blocks).
     """
 
     activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
