@@ -1,12 +1,15 @@
 import dataclasses
 
+import numpy as np
 import pytest
 
 from polyak.agents import AGENTS, agent_class
-from polyak.presets import PRESETS
+from polyak.presets import PRESETS, preset
 from polyak.presets.spaces import SPACES
 from polyak.studies.space import PARTS, Choices, Range, read_space
+from polyak.studies.training import Bench, Task
 
+OF_ACTION_VALUES = {"bootstrapped_dqn", "c51", "dqn", "iqn", "pqn", "qrdqn", "rainbow"}
 FROM_DATA = {"bc", "cql", "discrete_cql", "fql", "iql", "td3_bc"}
 
 
@@ -14,6 +17,16 @@ def test_every_algorithm_that_learns_in_environments_has_a_space_of_settings_wit
     assert SPACES.keys() == AGENTS.keys() - FROM_DATA >= {algorithm for algorithm, _ in PRESETS}
     for name in SPACES:
         assert {"learning_rate", "gamma", "hidden"} & read_space(name, "preset").keys()
+
+
+@pytest.mark.parametrize("algorithm", SPACES)
+def test_draws_from_every_shipped_space_make_an_agent_that_can_train(algorithm):
+    env = "jax/CartPole-v1" if algorithm in OF_ACTION_VALUES else "jax/Pendulum-v1"
+    found, space = preset(algorithm, env), read_space(algorithm, "preset")
+    with Bench(Task(algorithm, env, found.env_steps, found.num_envs, 1, 1)) as bench:
+        for positions in np.random.default_rng(0).random((20, len(space))):
+            drawn = {name: one.decode(one.from_unit(x)) for (name, one), x in zip(space.items(), positions, strict=True)}
+            assert drawn.keys() - {"hidden", "activation"} <= bench.make_fields(drawn).keys()
 
 
 def test_an_algorithm_without_a_space_needs_a_file():

@@ -68,7 +68,8 @@ SPACES: Mapping[str, Space] = {
     "crossq": {name: values for name, values in ACTOR_CRITIC.items() if name != "tau"} | {"policy_delay": [1, 2, 3]},
     "ddpg": {**NOISY, "exploration": ["ou", "gaussian"]},
     "dqn": Q_LEARNING,
-    "droq": {**ACTOR_CRITIC, "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
+    # As many gradient steps of the critics as for one of the actor, 20, in a step of the environment.
+    "droq": ACTOR_CRITIC,
     "impala": {**SHORT_ROLLOUTS, "rho_clip": [1.0, 2.0, 4.0]},
     # Dabney et al. 2018, arXiv:1806.06923, figure 2.
     "iqn": {**Q_LEARNING, "num_tau": [1, 8, 32, 64], "num_target_tau": [1, 8, 32, 64]},
@@ -98,13 +99,20 @@ SPACES: Mapping[str, Space] = {
     },
     # It explores by the noise of its network. Hessel et al. 2018, figure 2 and table 1.
     "rainbow": {name: values for name, values in Q_LEARNING.items() if name != "epsilon"} | {"n_step": [1, 3, 5]},
-    "redq": {**ACTOR_CRITIC, "num_target_critics": [1, 2, 3], "updates_per_step": [2.0, 5.0, 10.0, 20.0]},
+    # The number of gradient steps as in droq.
+    "redq": {**ACTOR_CRITIC, "num_target_critics": [1, 2, 3]},
     # Its rollouts are longer than episodes, and it has no λ.
     "reinforce": {name: values for name, values in A2C.items() if name != "gae_lambda"}
     | {"num_steps": [256, 512, 1024, 2048], "vf_coef": [0.0, 0.2, 0.5]},
     "sac": ACTOR_CRITIC,
-    "simbav2": {**ACTOR_CRITIC, "num_atoms": [51, 101], "updates_per_step": [0.5, 1.0, 2.0]},
+    # One width for all residual blocks.
+    "simbav2": {
+        **ACTOR_CRITIC,
+        "num_atoms": [51, 101],
+        "updates_per_step": [1.0, 2.0],
+        "network": {"hidden": [[128], [256], [128, 128], [256, 256]]},
+    },
     "td3": NOISY,
     "tqc": {**ACTOR_CRITIC, "num_quantiles": {"low": 5, "high": 50}, "dropped_quantiles": {"low": 0, "high": 4}},
-    "xqc": {**ACTOR_CRITIC, "num_atoms": [51, 101], "policy_delay": [1, 2, 3], "updates_per_step": [0.5, 1.0, 2.0]},
+    "xqc": {**ACTOR_CRITIC, "num_atoms": [51, 101], "policy_delay": [1, 2, 3], "updates_per_step": [1.0, 2.0]},
 }
