@@ -129,8 +129,15 @@ def test_agents_of_box_actions_without_an_actor_learn_offline(name, pendulum):
 @pytest.mark.parametrize("name", ["ddpg", "td3", "sac", "tqc", "crossq", "xqc"])
 def test_actor_critics_learn_offline(name, pendulum):
     settings = SMALL | {"actor": polyak.Actor((8,), std="fixed") if name in ("ddpg", "td3") else polyak.Actor((8,))}
-    settings |= {"normalize_reward": "reward"} if name == "xqc" else {}
-    assert int(offline(name, pendulum, 3, settings).state.updates) == 3
+    if name == "xqc":
+        # The scaled rewards are below 0, and the atoms span their largest discounted return, as the page of data says.
+        lowest = 1.1 * float(pendulum.reward.min() / pendulum.reward.std()) / (1 - 0.975)
+        settings |= {"actor": polyak.Actor((8,), norm="batch"), "normalize_reward": "reward", "v_min": lowest, "v_max": 0.0}
+    state = offline(name, pendulum, 3, settings).state
+    assert int(state.updates) == 3
+    if name == "xqc":
+        scaled = np.asarray(state.normalizers.reward.scale(jnp.asarray(pendulum.reward)[None], None))
+        assert settings["v_min"] <= scaled.min() / (1 - 0.975) < -5.0 and scaled.max() <= 0.0, "-5 and 5 would clip targets"
 
 
 @pytest.mark.slow
