@@ -277,6 +277,22 @@ def test_simbav2_is_xqc_with_networks_on_hyperspheres_in_every_environment():
         assert agent.actor.residual == agent.critics.residual == "hypersphere" and agent.critics.num_atoms == 101
 
 
+def test_the_rates_of_xqc_fall_with_the_steps_of_each_network():
+    found, spec = preset("xqc", "Hopper-v5"), EnvSpec(Box([-1.0] * 4, [1.0] * 4), Box([-1.0] * 3, [1.0] * 3))
+    agent = polyak.XQC(spec, **found.settings(1_000))
+    # The actor takes a third of the critics' steps: its rate falls by a third of the nine tenths.
+    assert agent.learning_rate == polyak.Linear(3e-4, 3e-5, 1_000) and agent.policy_delay == 3
+    end = 3e-4 - (3e-4 - 3e-5) / agent.policy_delay
+    for rate in (agent.actor_learning_rate, agent.alpha_learning_rate):
+        assert (rate.start, rate.env_steps) == (3e-4, 1_000) and rate.end == pytest.approx(end)
+    changed = polyak.XQC(spec, **found.settings(1_000, {"learning_rate": 1e-3}))
+    assert changed.actor_learning_rate is None is changed.alpha_learning_rate, "one learning rate is of all networks"
+    assert polyak.XQC(spec, **found.settings(1_000, {"alpha": 0.1})).alpha_learning_rate is None
+    kept = found.settings(1_000, {"learning_rate": 1e-3, "actor_learning_rate": 1e-4})
+    assert (kept["actor_learning_rate"], "alpha_learning_rate" in kept) == (1e-4, False)
+    assert preset("cql", "Hopper-v5").settings(1, {"learning_rate": 1e-3})["actor_learning_rate"] == 1e-4
+
+
 def test_presets_cannot_be_changed_by_accident():
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULT.env_steps = 1

@@ -12,7 +12,7 @@ SDE_LOG_STD = {"actor": -3.0, "network": 0.0}
 """Initial logarithm of σ, as in the agents' default networks, where a preset has none."""
 
 LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rate", "alpha_loss")
-"""Settings of SAC and its kin without effect with a fixed `alpha`, as in `polyak.agents.soft_actor`, which imports JAX."""
+"""Settings of a stochastic actor without effect with a fixed `alpha`, as in `polyak.agents.soft_actor`, which imports JAX."""
 
 OPTIMIZER_SETTINGS = (
     "learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_b1", "adam_eps", "max_grad_norm",
@@ -88,13 +88,17 @@ class Preset:
             changes: fields that replace the preset's. Fields of the preset that would have no effect are left out: with a fixed
                 `alpha` the settings of a learned α, and vice versa; with a `temperature` the `epsilon`; with an `optimizer` the
                 settings of Adam and RMSProp; with a `theta`, which only Ornstein-Uhlenbeck noise has, the `exploration`; with a
-                network that replaces a noisy one the `epsilon` of 0. The actor's noise follows `sde_sample_freq`.
+                network that replaces a noisy one the `epsilon` of 0; and with a `learning_rate` the schedules of the actor's and
+                α's rates, which go with the preset's. The actor's noise follows `sde_sample_freq`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
         """
         changed = dict(changes or {})
         unused = _without_effect(changed)
+        if "learning_rate" in changed:
+            rates = "actor_learning_rate", "alpha_learning_rate"
+            unused += tuple(name for name in rates if isinstance(self.values.get(name), LinearOverTraining))
         if "network" in changed and self.values.get("network", {}).get("noisy"):
             from polyak.networks.q_network import is_noisy
 

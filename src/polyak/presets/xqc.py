@@ -8,9 +8,11 @@ PENDULUM = {
     "actor": {"hidden": (64, 64), **NORM}, "critics": {"hidden": (128, 128), **NORM}, "updates_per_step": 1.0, "gamma": 0.975,
     "learning_rate": LinearOverTraining(1e-3, 1e-4), "learning_starts": 200, "replay": {"capacity": 20_000},
 }
-# The authors' discount is 1 - 5 / T for episodes of T steps; the other numbers are the agent's defaults.
+# The authors' discount is 1 - 5 / T for episodes of T steps. Their rates of actor and α fall with the steps of these, a third
+# of the critics' steps, so they end at 3e-4 (1 - 0.9 / 3). The other numbers are the agent's defaults.
+RATE, THIRD = LinearOverTraining(3e-4, 3e-5), LinearOverTraining(3e-4, 2.1e-4)
 MUJOCO = Preset(
-    1_000_000, 1, {"gamma": 0.995, "learning_rate": LinearOverTraining(3e-4, 3e-5)},
+    1_000_000, 1, {"gamma": 0.995, "learning_rate": RATE, "actor_learning_rate": THIRD, "alpha_learning_rate": THIRD},
     "the authors' code, github.com/danielpalenicek/xqc",
 )
 # fmt: on
