@@ -34,8 +34,8 @@ class XQC(TargetSettings, SoftActorAgent):
     scaled to norm 1 (`weight_norm`), so that with batch normalization the size of a step stays in proportion to the weights.
     A gradient step trains the critics, and the target critics follow; every `policy_delay`-th step then trains the actor
     against the new critics, and α with the new actor. The defaults are the authors', but for two that depend on the task and
-    which presets have: gamma, 1 - 5 / T between 0.95 and 0.995 for episodes of T steps, and the learning rate, which falls
-    linearly to a tenth.
+    which presets have: gamma, 1 - 5 / T between 0.95 and 0.995 for episodes of T steps, and the learning rates, which fall
+    linearly to a tenth, for actor and α to 2.1e-4, as they count only their own steps.
 
     Returns must lie between v_min and v_max, which `normalize_reward="return"` is for.
 

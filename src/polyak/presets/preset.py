@@ -88,8 +88,8 @@ class Preset:
             changes: fields that replace the preset's. Fields of the preset that would have no effect are left out: with a fixed
                 `alpha` the settings of a learned α, and vice versa; with a `temperature` the `epsilon`; with an `optimizer` the
                 settings of Adam and RMSProp; with a `theta`, which only Ornstein-Uhlenbeck noise has, the `exploration`; with a
-                network that replaces a noisy one the `epsilon` of 0; and with a `learning_rate` the schedules of the actor's and
-                α's rates, which go with the preset's. The actor's noise follows `sde_sample_freq`.
+                network that replaces a noisy one the `epsilon` of 0; and with a `learning_rate` the schedules of the rates of
+                actor and α, which go with the preset's. The actor's noise follows `sde_sample_freq`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
