@@ -21,7 +21,6 @@ from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.networks.actor import Actor
-from polyak.networks.critics import Critics
 from polyak.networks.pair import select_entries
 from polyak.ops.distributions import Categorical, Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
@@ -356,7 +355,9 @@ class SoftActorAgent(ActorCriticAgent):
         """The kernels with unit weight vectors of the actor or the critics."""
         if name == "actor":
             return DenseKernels(without=("scales",))
-        return DenseKernels(3 if isinstance(self.critics, Critics) else 2, () if self.has_categorical_critics else ("head",))
+        # The built-in critics are products with a leading axis.
+        axes = 2 if getattr(self.critics, "num_critics", None) is None else 3
+        return DenseKernels(axes, () if self.has_categorical_critics else ("head",))
 
     def _on_unit_spheres(self, copies: NetworkCopies) -> NetworkCopies:
         """The copies with unit weight vectors.
@@ -378,7 +379,7 @@ class SoftActorAgent(ActorCriticAgent):
     def _warn_without_normalization(self) -> None:
         """Warn of built-in networks in which the scale of unit weight vectors counts."""
         for name, network in (("actor", self.actor), ("critics", self.critics)):
-            if isinstance(network, Actor | Critics) and network.norm is None and network.residual is None:
+            if getattr(network, "norm", "unknown") is None and getattr(network, "residual", None) is None:
                 warn(
                     f"{type(self).__name__}: {name} has no normalization, so that weight_norm=True limits the size of its "
                     f"features; use polyak.{type(network).__name__}(..., norm='batch'), got {network!r}"
