@@ -2,7 +2,7 @@
 
     python benchmarks/exploration.py [--quick] [--json PATH] [--size 14] [--updates 400] [--seeds 5]
 
-Deep sea is that of Osband et al. 2019, arXiv:1908.03568. All seeds train at once, and the greedy policy of each plays once.
+Deep sea is from Osband et al. 2019, arXiv:1908.03568. All seeds train at once, and the greedy policy of each plays once.
 A return of 0.99 is the goal; 0 is the way to the left, which costs nothing. Both agents have the same PPO.
 """
 

@@ -62,7 +62,7 @@ class QTOpt(CEMSettings, ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics(num_critics=1)`.
             Dropout is on in their loss alone. Batch normalization uses the statistics of the batch in their loss, and running
-            ones elsewhere.
+            statistics elsewhere.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         lag_period: gradient steps between updates of two lagged copies: the first becomes the target, the second what the first
             was. The target takes the minimum of their values. None takes the target's value.
