@@ -108,10 +108,14 @@ def cache(tmp_path, monkeypatch):
     """The cache of a new process, in `tmp_path / "cache"`, at whose end nothing is left open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(module.SWITCH)
+    # Other tests of this process may have configured a cache.
+    own = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setattr(module, "_process", module._Process())
     at_exit = []
     monkeypatch.setattr(module.atexit, "register", at_exit.append)
     yield tmp_path / "cache"
+    jax.config.update("jax_compilation_cache_dir", own)
     for close in at_exit:
         close()
 
