@@ -1,5 +1,7 @@
 """Bootstrapped DQN: its loss and masks against a slow version, heads, votes and bounds, exploration, and resuming."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,7 @@ from polyak.core.types import TimeStep
 from polyak.envs.autoreset import AutoReset
 from polyak.networks.heads_of_values import UpperBound, for_votes
 from polyak.replay import UniformReplay
-from polyak.storage.checkpoint import restore, save
-from tests.agents.test_actor_critics import equal
+from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.test_value_family import MASKED, SMALL, SPEC, transitions
 
 KEY, HEADS = jax.random.key(0), 5
@@ -166,20 +167,6 @@ def test_heads_explore_a_chain_and_random_actions_do_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loop", "devices"), [("compiled", 2), ("host", 1)])
+@in_both_loops
 def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
-    env, again = (polyak.envs.make("jax/CartPole-v1" if loop == "compiled" else "CartPole-v1", num_envs=4) for _ in range(2))
-    agent = make(env.spec, learning_starts=32, bootstrap_probability=0.5)
-    options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(polyak.loops, loop)
-    whole = run(agent, env, env_steps=256, **options)
-    assert int(whole.state.updates) > 0
-    half = run(agent, again, env_steps=128, **options)
-    save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
-    restored = restore(tmp_path / "checkpoints", half.loop_state).tree
-    if loop == "host":
-        snapshot = again.snapshot()
-        again.reset(0)
-        again.restore(snapshot)
-    resumed = run(agent, again, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps)
-    assert equal(whole.state, resumed.state)
+    check_resuming(partial(make, learning_starts=32, bootstrap_probability=0.5), "CartPole-v1", loop, devices, tmp_path)

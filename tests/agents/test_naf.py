@@ -1,6 +1,7 @@
 """NAF: its values and loss against the quadratic form in NumPy, masked data, learning and resuming."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.export.write_policy import write_policy
 from polyak.networks.quadratic import quadratic_q, quadratic_spec
 from polyak.replay import UniformReplay
-from polyak.storage.checkpoint import restore, save
+from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.test_actor_critics import SPEC, batch, equal, random_rollout, updated
 from tests.agents.test_crossq import Aim, AutoReset
 
@@ -176,21 +177,6 @@ def test_exported_policies_act_as_the_policy(suffix, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loop", "devices"), [("compiled", 2), ("host", 1)])
+@in_both_loops
 def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
-    name = "Pendulum-v1" if loop == "host" else "jax/Pendulum-v1"
-    env, again = (polyak.envs.make(name, num_envs=4, action_scaling="rescale") for _ in range(2))
-    agent = make(env.spec, learning_starts=32)
-    options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(polyak.loops, loop)
-    whole = run(agent, env, env_steps=256, **options)
-    assert int(whole.state.updates) > 0
-    half = run(agent, again, env_steps=128, **options)
-    save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
-    restored = restore(tmp_path / "checkpoints", half.loop_state).tree
-    if loop == "host":
-        snapshot = again.snapshot()
-        again.reset(0)
-        again.restore(snapshot)
-    resumed = run(agent, again, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps)
-    assert equal(whole.state, resumed.state)
+    check_resuming(partial(make, learning_starts=32), "Pendulum-v1", loop, devices, tmp_path, action_scaling="rescale")

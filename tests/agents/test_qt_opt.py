@@ -1,6 +1,7 @@
 """QT-Opt: its target against a slow version in NumPy, the lagged copies, masked data, learning and resuming."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from polyak.export.write_policy import write_policy
 from polyak.networks.flow import sample_noise
 from polyak.ops.schedules import StepCount
 from polyak.replay import UniformReplay
-from polyak.storage.checkpoint import restore, save
+from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.test_actor_critics import SPEC, batch, equal, random_rollout, updated
 from tests.agents.test_crossq import Aim, AutoReset
 from tests.ops.test_cross_entropy_method import slow_cem
@@ -158,21 +159,8 @@ def test_exported_policies_act_as_the_policy_on_trees_of_actions(suffix, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loop", "devices"), [("compiled", 2), ("host", 1)])
+@in_both_loops
 def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
-    name = "Pendulum-v1" if loop == "host" else "jax/Pendulum-v1"
-    env, again = (polyak.envs.make(name, num_envs=4, action_scaling="rescale") for _ in range(2))
-    agent = make(env.spec, learning_starts=32, lag_period=3)
-    options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(polyak.loops, loop)
-    whole = run(agent, env, env_steps=256, **options)
-    assert int(whole.state.updates) > 0
-    half = run(agent, again, env_steps=128, **options)
-    save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
-    restored = restore(tmp_path / "checkpoints", half.loop_state).tree
-    if loop == "host":
-        snapshot = again.snapshot()
-        again.reset(0)
-        again.restore(snapshot)
-    resumed = run(agent, again, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps)
-    assert equal(whole.state, resumed.state)
+    check_resuming(
+        partial(make, learning_starts=32, lag_period=3), "Pendulum-v1", loop, devices, tmp_path, action_scaling="rescale"
+    )

@@ -15,7 +15,7 @@ from polyak.core.spaces import Discrete, EnvSpec
 from polyak.envs.autoreset import AutoReset
 from polyak.ops.schedules import StepCount
 from polyak.ops.weight_norm import DenseKernels, normalize_weights
-from polyak.storage.checkpoint import restore, save
+from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.test_actor_critics import SPEC, batch, equal, random_rollout, updated
 from tests.agents.test_crossq import Aim, arrays_of, gradient, other_statistics
 
@@ -315,22 +315,13 @@ def test_it_learns_the_best_action_and_its_value():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loop", "devices"), [("compiled", 2), ("host", 1)])
+@in_both_loops
 def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
-    name = "Pendulum-v1" if loop == "host" else "jax/Pendulum-v1"
-    env, again = (polyak.envs.make(name, num_envs=4, action_scaling="rescale") for _ in range(2))
-    agent = make(env.spec, learning_starts=32, normalize_reward="return")
-    options = {"key": KEY} | ({"devices": devices} if loop == "compiled" else {})
-    run = getattr(polyak.loops, loop)
-    whole = run(agent, env, env_steps=256, **options)
-    assert int(whole.state.updates) > 0
-    half = run(agent, again, env_steps=128, **options)
-    save(tmp_path / "checkpoints", half.loop_state, step=128, meta={}, segmented=".agent.replay")
-    restored = restore(tmp_path / "checkpoints", half.loop_state).tree
-    if loop == "host":
-        snapshot = again.snapshot()
-        again.reset(0)
-        again.restore(snapshot)
-    resumed = run(agent, again, env_steps=256, **options, resume_from=restored, env_steps_done=half.progress.env_steps)
-    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    check_resuming(
+        partial(make, learning_starts=32, normalize_reward="return"),
+        "Pendulum-v1",
+        loop,
+        devices,
+        tmp_path,
+        action_scaling="rescale",
+    )

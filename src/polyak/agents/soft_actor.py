@@ -368,13 +368,13 @@ class SoftActorAgent(ActorCriticAgent):
         kernels = self._dense_kernels(copies.name)
         leaves = jax.tree_util.tree_leaves_with_path(copies.online.params)
         names = {getattr(entry, "key", None) for path, _ in leaves for entry in path}
-        needed = "dense layers with weights named kernel, as Flax's,"
-        if "head" in kernels.without and "head" not in names:
-            needed += " and a last layer named head"
-        elif any(kernels.has(path, x) for path, x in leaves):
-            target = None if copies.target is None else _unit_weights(copies.target, kernels)
-            return dataclasses.replace(copies, online=_unit_weights(copies.online, kernels), target=target)
-        raise ValueError(f"network: weight_norm=True needs {needed} in {copies.name}, got {copies.network!r}")
+        has_head = "head" in names or "head" not in kernels.without
+        if not (has_head and any(kernels.has(path, x) for path, x in leaves)):
+            layers = "dense layers with weights named kernel, as Flax's,"
+            layers += " and a last layer named head" if "head" in kernels.without else ""
+            raise ValueError(f"network: weight_norm=True needs {layers} in {copies.name}, got {copies.network!r}")
+        target = None if copies.target is None else _unit_weights(copies.target, kernels)
+        return dataclasses.replace(copies, online=_unit_weights(copies.online, kernels), target=target)
 
     def _warn_without_normalization(self) -> None:
         """Warn of built-in networks in which the scale of unit weight vectors counts."""
