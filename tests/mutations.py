@@ -255,8 +255,8 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/gradient_step.py",
-        '{"statistics": ~all_finite(aux.stats), "step"',
-        '{"statistics": jnp.array(False), "step"',
+        '{"statistics": ~all_finite(aux.stats), "step": ~step_is_finite}',
+        '{"statistics": jnp.array(False), "step": ~step_is_finite}',
         ("copies/test_train.py::test_statistics_that_are_not_finite_skip_the_step",),
     ),
     # learning
@@ -377,8 +377,8 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/gradient_step.py",
-        '"step": ~all_finite((new_params, new_state))',
-        '"step": jnp.array(False)',
+        "all_finite((result[0], result[2]))",
+        "jnp.array(True)",
         ("copies/test_train.py::test_a_result_that_is_not_finite_skips_the_step",),
     ),
     Mutation(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polyak.copies.receive import Push, Senders, receive, worker_copies
 from polyak.copies.shared import Shared
-from polyak.ops.gradient_step import rmsprop
+from polyak.ops.rmsprop import rmsprop
 from tests.copies.line import ADAM, INF, NAN, SGD, gradient, made, same, w
 
 MOMENTUM = rmsprop(0.1, decay=0.5, eps=1e-5, max_grad_norm=None)

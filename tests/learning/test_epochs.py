@@ -68,7 +68,6 @@ def run(
         normalize_advantage=normalize,
         early_stop=early_stop,
         data_is_finite=jnp.array(finite),
-        is_elementwise=False,
         axis_name=None,
     )
     count = int(after.optimizer_state[1].count)

@@ -29,9 +29,9 @@ from polyak.ops.gradient_step import (
     compute_gradient,
     count_microbatches,
     flag_quantities,
-    rmsprop,
 )
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
+from polyak.ops.rmsprop import rmsprop
 from polyak.ops.schedules import Count, Schedule, saturating_add
 
 

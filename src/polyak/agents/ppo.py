@@ -220,7 +220,6 @@ class PPO(OnPolicyAgent):
             normalize_advantage=self.normalize_advantage,
             early_stop=None if self.target_kl is None else self._early_stop,
             data_is_finite=data_is_finite,
-            is_elementwise=self.optimizer is None,
             axis_name=axis_name,
         )
 

@@ -181,7 +181,6 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
             normalize_advantage=None,
             early_stop=None,
             data_is_finite=~jnp.any(bad),
-            is_elementwise=self.optimizer is None,
             axis_name=axis_name,
         )
         skipped, applied = (flags.sum(dtype=jnp.uint32) for flags in (log.skipped, log.applied))

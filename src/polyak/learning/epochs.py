@@ -14,7 +14,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.types import Mean, PyTree, Terms, Variables
 from polyak.kernels.shuffle import permutation, permutation_seeds
 from polyak.learning.batch import Batch, normalize_minibatches
-from polyak.ops.gradient_step import Aux, StepLog, ravel
+from polyak.ops.gradient_step import Aux, BoundedOptimizer, StepLog, ravel
 
 # A minibatch has equally many samples from each of (up to) eight groups of environments. Each device has whole groups, so
 # the samples of a minibatch do not depend on the number of devices.
@@ -35,7 +35,6 @@ def train_epochs(
     normalize_advantage: Literal["minibatch", "batch"] | None,
     early_stop: Callable[[Terms], Bool[Array, ""]] | None,
     data_is_finite: Bool[Array, ""],
-    is_elementwise: bool,
     axis_name: str | None,
 ) -> tuple[NetworkCopies, StepLog]:
     """The copies after the gradient steps of all epochs, and the log `[E, K]` of every step.
@@ -50,10 +49,10 @@ def train_epochs(
         normalize_advantage: see `normalize_minibatches`.
         early_stop: function of a minibatch's terms; True ends the update before the step.
         data_is_finite: False skips all steps.
-        is_elementwise: the optimizer treats every parameter alike, so that they may be raveled into one vector.
     """
     loss_key = key if axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-    params, unravel = ravel(copies.online.params) if is_elementwise else (copies.online.params, lambda params: params)
+    params = copies.online.params
+    params, unravel = ravel(params) if isinstance(optimizer, BoundedOptimizer) else (params, lambda params: params)
     shape = (*rollout_shape, num_minibatches)
 
     def loss_of_raveled(

@@ -52,9 +52,7 @@ def weighted_sum(x: Float[Array, "*shape"], weight: Float[Array, "*shape"]) -> F
 
 
 def masked_mean_and_variance(
-    x: Float[Array, "*shape"],
-    weight: Float[Array, "*shape"] | Bool[Array, "*shape"],
-    axis_name: str | None = None,
+    x: Float[Array, "*shape"], weight: Float[Array, "*shape"] | Bool[Array, "*shape"], axis_name: str | None = None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Weighted mean m = Σ w x / Σ w and variance Σ w (x - m)² / Σ w over the entries with w > 0; 0 and 0 if there are none.
 
