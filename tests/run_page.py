@@ -18,9 +18,10 @@ TINY_OF = {
     "ppo": "--num-epochs 1 --num-minibatches 1",
     "pqn": "--num-minibatches 2",
     **dict.fromkeys(("bootstrapped_dqn", "c51", "dqn", "iqn", "qrdqn"), "--learning-starts 32 --batch-size 16"),
+    **dict.fromkeys(("naf", "qt_opt", "rainbow"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
     **dict.fromkeys(
-        ("crossq", "ddpg", "droq", "naf", "qt_opt", "rainbow", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
-        "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16",
+        ("crossq", "ddpg", "droq", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
+        "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16 --value-hidden 16",
     ),
 }
 OFFLINE = "--gradient-steps 40 --batch-size 16 --hidden 16"
@@ -46,7 +47,8 @@ def shorten(program):
 
 def run_command(line):
     """Run a `polyak` command in this process; its exit code."""
-    words = shlex.split(re.sub(r"--(env-steps|gradient-steps|episodes|eval-episodes) [\d_]+", "", line), comments=True)
+    longer = r"--(env-steps|gradient-steps|episodes|eval-episodes|value-hidden)( [\d_]+)+"
+    words = shlex.split(re.sub(longer, "", line), comments=True)
     shorter = f"{SHORTER.get(words[1], '')} {TINY_OF.get(words[2], '') if words[1] == 'train' else ''}"
     if "--data" in words and words[1] == "evaluate":
         shorter = "--gradient-steps 800"  # the fewest with --gamma 0.9
