@@ -18,7 +18,8 @@ from polyak.networks.policy_head import LOG_STD_RANGE, PolicyHead
 class Actor(HiddenLayers, PolicySettings):
     """Settings of the built-in network of an actor; its output is `(action_params, None)`, since it has no value.
 
-    Images pass through the three convolutions of `NatureCNN`; everything else is flattened.
+    Images pass through the three convolutions of `NatureCNN`; everything else is flattened. As the head of a recurrent network,
+    `LSTM(head=Actor())`, it sees the output of the cell in place of the observation.
 
     Attributes:
         activation: activation after each dense layer.
@@ -60,15 +61,16 @@ class Actor(HiddenLayers, PolicySettings):
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""
-        return FlaxNNX(self._module).init(key, spec)
+        return FlaxNNX(self.module).init(key, spec)
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
         """`((action_params, None), carry, stats)` for obs leaves `[B, ...]`."""
-        return FlaxNNX(self._module).apply(variables, obs, carry, train=train, key=key)
+        return FlaxNNX(self.module).apply(variables, obs, carry, train=train, key=key)
 
-    def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+    def module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        """The layers, of random initial weights."""
         return _ActorModule(self, spec, rngs)
 
 

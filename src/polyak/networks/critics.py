@@ -27,7 +27,8 @@ class Critics(HiddenLayers):
 
     `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
     the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`; with `num_atoms` = K
-    the logits of its distribution, `[B, N, K]`. The critics share only the convolutions of images.
+    the logits of its distribution, `[B, N, K]`. The critics share only the convolutions of images. As the head of a recurrent
+    network, `LSTM(head=Critics())`, they see the output of the cell in place of the observation, and share the cell.
 
     Attributes:
         activation: activation after each dense layer.
@@ -67,15 +68,16 @@ class Critics(HiddenLayers):
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
         """Create variables for the spec's spaces."""
-        return FlaxNNX(self._module).init(key, spec)
+        return FlaxNNX(self.module).init(key, spec)
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
         """`((q, None), carry, stats)`; `obs` is `(obs, action)`, leaves `[B, ...]`, Box actions between -1 and 1."""
-        return FlaxNNX(self._module).apply(variables, obs, carry, train=train, key=key)
+        return FlaxNNX(self.module).apply(variables, obs, carry, train=train, key=key)
 
-    def _module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+    def module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        """The layers, of random initial weights."""
         return _CriticsModule(self, spec, rngs)
 
 

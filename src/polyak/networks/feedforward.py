@@ -98,7 +98,7 @@ class BuiltInNetwork(abc.ABC):
     @property
     def dense(self) -> DenseSettings:
         """The settings of the dense layers, with the head's usual ones where they are None."""
-        is_policy = isinstance(self.head, PolicySettings | ValueOnly)
+        is_policy = isinstance(self.head, ActorCriticHead)
         activation = self.activation or ("tanh" if is_policy else "relu")
         orthogonal = is_policy if self.orthogonal is None else self.orthogonal
         return DenseSettings(self.hidden, activation, orthogonal, self.norm, self.noisy)

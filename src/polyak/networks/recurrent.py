@@ -1,18 +1,31 @@
 """The built-in recurrent networks: an LSTM or a GRU between the dense layers and the head."""
 
 import abc
+import dataclasses
 from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec
-from polyak.core.struct import integer, struct
+from polyak.core.spaces import Box, EnvSpec
+from polyak.core.struct import integer, setting, static, struct
 from polyak.core.types import PyTree, Variables
-from polyak.networks.feedforward import BuiltInNetwork, QHead
-from polyak.networks.heads import ActorCriticHead, PolicyAndValue, PolicyOnly, PolicySettings, Quantiles, QValues, ValueOnly
+from polyak.networks.actor import Actor
+from polyak.networks.critics import Critics
+from polyak.networks.feedforward import BuiltInNetwork, QHead, check_head
+from polyak.networks.heads import (
+    ActorCriticHead,
+    Head,
+    PolicyAndValue,
+    PolicyOnly,
+    PolicySettings,
+    Quantiles,
+    QValues,
+    ValueOnly,
+)
 from polyak.networks.layers import MAX_WIDTH, Layer, Torso
 from polyak.networks.policy_head import PolicyHead
 from polyak.networks.unroll import is_empty, reset, step_by_step, unroll
@@ -85,12 +98,58 @@ class _QModule(QHead):
         return (q, jnp.max(q, axis=-1)), carry
 
 
+class _OnCell(nnx.Module):
+    """Encoder, dense layers, a cell, and an actor or critics that see the cell's output in place of an observation."""
+
+    def __init__(self, network: "Recurrent", head: Actor | Critics, spec: EnvSpec, rngs: nnx.Rngs) -> None:
+        self.stack = _CellStack(network, spec, rngs)
+        self.head: Any = head.module(dataclasses.replace(spec, obs=Box(-np.inf, np.inf, (network.width,))), rngs)
+
+
+class _ActorOnCell(_OnCell):
+    def __call__(self, inputs: Any) -> tuple[PyTree, PyTree]:
+        """`((action_params, None), carry)` of one step from `(obs, carry)`."""
+        carry, features = self.stack(*inputs)
+        return self.head(features), carry
+
+
+class _CriticsOnCell(_OnCell):
+    def __call__(self, inputs: Any) -> tuple[PyTree, PyTree]:
+        """`((q, None), carry)` of one step from `((obs, action), carry)`; the carry is a function of observations alone."""
+        (obs, action), carry = inputs
+        carry, features = self.stack(obs, carry)
+        return self.head((features, action)), carry
+
+
 class _CellStack(nnx.Module):
     """Encoder and dense layers, and the cell after them."""
 
     def __init__(self, network: "Recurrent", spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.torso = Torso(network.dense, spec, rngs)
         self.cell = network._make_cell(self.torso.dense.features, rngs)
+
+    def __call__(self, obs: PyTree, carry: PyTree) -> tuple[PyTree, Float[Array, "B width"]]:
+        """`(carry, output)` of one step."""
+        stepped: tuple[PyTree, Array] = self.cell(carry, self.torso(obs))
+        return stepped
+
+    def through_time(
+        self, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree, initial: PyTree
+    ) -> tuple[PyTree, Float[Array, "T B width"]]:
+        """`(carry, outputs)` of T steps; only the cell goes step by step."""
+        features = _split_steps(self.torso(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)), first.shape)
+
+        def step(carry: PyTree, row: tuple[Array, Array]) -> tuple[PyTree, Array]:
+            features, first = row
+            stepped: tuple[PyTree, Array] = self.cell(reset(initial, carry, first), features)
+            return stepped
+
+        return jax.lax.scan(step, carry, (features, first))
+
+
+def _check_head(owner: str, name: str, head: Any) -> None:
+    if not isinstance(head, Actor | Critics):
+        check_head(owner, name, head)
 
 
 @struct
@@ -100,14 +159,22 @@ class Recurrent(BuiltInNetwork):
     Attributes:
         width: size of the cell's output.
         hidden: widths of the dense layers before the cell; may be empty.
+        head: outputs of the network: `PolicyAndValue`, `QValues`, or of off-policy actor-critics an `Actor` or `Critics`, which
+            see the cell's output in place of the observation. None: the agent sets its head.
     """
 
     width: int = integer(default=64, at_most=MAX_WIDTH)
+    _: dataclasses.KW_ONLY
+    head: Head | Actor | Critics | None = setting(  # type: ignore[assignment]
+        default=None, check=_check_head, static=True
+    )
     modules: ClassVar = {
         PolicyAndValue: _ActorCriticModule,
         PolicyOnly: _ActorCriticModule,
         ValueOnly: _ActorCriticModule,
         QValues: _QModule,
+        Actor: _ActorOnCell,
+        Critics: _CriticsOnCell,
     }
 
     def _check_together(self) -> None:
@@ -125,11 +192,23 @@ class Recurrent(BuiltInNetwork):
                 raise ValueError(f"{owner}: value_hidden and value_activation must be None in a recurrent network, {got}")
             case QValues(noisy=True) | QValues(outputs=int()) | Quantiles():
                 raise ValueError(f"{owner}: a recurrent network has no noise, outputs or quantiles, got {self.head!r}")
+            case Actor(norm=norm, residual=residual) | Critics(norm=norm, residual=residual) if (
+                norm not in (None, "layer") or residual == "hypersphere"
+            ):
+                wanted = "neither batch normalization nor 'hypersphere' blocks"
+                raise ValueError(f"{owner}: the head of a recurrent network must have {wanted}, got {self.head!r}")
+            case Critics(dropout=dropout) if dropout > 0:
+                raise ValueError(f"{owner}: dropout must be 0 in the critics of a recurrent network, got {dropout}")
 
     @property
     def layer_widths(self) -> tuple[int, ...]:
-        """Widths of the dense layers and of the cell."""
-        return (*self.hidden, self.width)
+        """Widths of the dense layers and of the cell, and of the layers of an `Actor` or of `Critics` after it."""
+        return (*self.hidden, self.width, *(self.head.layer_widths if isinstance(self.head, Actor | Critics) else ()))
+
+    @property
+    def core(self) -> "RecurrentCore":
+        """The network without its `Actor` or `Critics`."""
+        return RecurrentCore(self)
 
     @abc.abstractmethod
     def _make_cell(self, inputs: int, rngs: nnx.Rngs) -> Cell:
@@ -141,7 +220,7 @@ class Recurrent(BuiltInNetwork):
 
     def initial_carry(self, batch_size: int) -> PyTree:
         """Zeros `[B, width]`: `(c, h)` of an LSTM, `h` of a GRU; with `PolicyAndValue` by the names `actor` and `critic`."""
-        if isinstance(self.head, QValues):
+        if isinstance(self.head, QValues | Actor | Critics):
             return self._cell_carry(batch_size)
         names = ("critic",) if isinstance(self.head, ValueOnly) else ("actor", "critic") if self.critic else ("actor",)
         return {name: self._cell_carry(batch_size) for name in names}
@@ -149,10 +228,45 @@ class Recurrent(BuiltInNetwork):
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """`(out, carry, stats)` after one step, for obs leaves `[B, ...]`; carry `()` is the initial one."""
+        """`(out, carry, stats)` after one step, for obs leaves `[B, ...]`; carry `()` is the initial one.
+
+        With the head `Critics`, `obs` is `(obs, action)`; the carry is a function of the observations alone.
+        """
         carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if is_empty(carry) else carry
         out, carry = nnx.merge(variables.graph, variables.params, variables.stats)((obs, carry))
         return out, carry, variables.stats
+
+    def critic_values(self, variables: Variables, features: Float[Array, "B width"], action: PyTree) -> Float[Array, "B N *M"]:
+        """The values of `Critics` from outputs of the cell, as `core` returns them, and actions."""
+        q, _ = nnx.merge(variables.graph, variables.params, variables.stats).head((features, action))
+        return q
+
+
+@struct
+class RecurrentCore:
+    """A recurrent network without its `Actor` or `Critics`, with the variables of the whole: it returns the cell's output.
+
+    Attributes:
+        network: the whole network.
+    """
+
+    network: Recurrent = static()
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Create the whole network's variables."""
+        return self.network.init(key, spec)
+
+    def initial_carry(self, batch_size: int) -> PyTree:
+        """Zeros, as of the whole network."""
+        return self.network.initial_carry(batch_size)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`(output, carry, stats)` after one step, for obs leaves `[B, ...]`, with the output `[B, width]`."""
+        carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if is_empty(carry) else carry
+        carry, output = nnx.merge(variables.graph, variables.params, variables.stats).stack(obs, carry)
+        return output, carry, variables.stats
 
 
 @struct
@@ -208,11 +322,26 @@ def _unroll(
     network: Recurrent, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree
 ) -> tuple[PyTree, PyTree]:
     """`unroll` of an actor-critic with its layers applied to all steps at once, except the cells."""
-    if isinstance(network.head, QValues):
+    if isinstance(network.head, QValues | Critics):
         return step_by_step(network, variables, obs, first, carry)
+    if isinstance(network.head, Actor):
+        features, carry = unroll(network.core, variables, obs, first, carry)
+        rows = features.reshape(-1, network.width)
+        return _split_steps(nnx.merge(variables.graph, variables.params, variables.stats).head(rows), first.shape), carry
     carry = network.initial_carry(first.shape[1]) if is_empty(carry) else carry
     module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)
     return module.through_time(obs, first, carry)
+
+
+@unroll.register(RecurrentCore)
+def _unroll_core(
+    network: RecurrentCore, variables: Variables, obs: PyTree, first: Bool[Array, "T B"], carry: PyTree
+) -> tuple[PyTree, PyTree]:
+    """`unroll` with the dense layers applied to all steps at once."""
+    initial = network.initial_carry(first.shape[1])
+    stack: _CellStack = nnx.merge(variables.graph, variables.params, variables.stats).stack
+    carry, outputs = stack.through_time(obs, first, initial if is_empty(carry) else carry, initial)
+    return outputs, carry
 
 
 def _zeros(batch_size: int, width: int) -> Float[Array, "B width"]:
