@@ -38,6 +38,7 @@ LONGER = {
     "tests/agents/test_ppo_update.py": "compiles the update for each option of PPO",
     "tests/agents/test_pqn.py": _TRAININGS,
     "tests/agents/test_reinforce.py": _TRAININGS,
+    "tests/agents/test_recurrent_actor_critics.py": _TRAININGS,
     "tests/agents/test_rnd.py": _TRAININGS,
     "tests/agents/test_qt_opt.py": _TRAININGS,
     "tests/agents/test_sac_discrete.py": _TRAININGS,

@@ -237,8 +237,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/actor_critic.py",
-        'self._actor.apply(actor, select_entries(self.views["actor"], obs), train=True, key=key)',
-        'self._actor.apply(actor, select_entries(self.views["actor"], obs), key=key)',
+        'apply_to_batch(self._actor, actor, self.seen_by("actor", obs), train=True, key=key)',
+        'apply_to_batch(self._actor, actor, self.seen_by("actor", obs), key=key)',
         ("agents/test_training_mode.py::test_an_own_actor_trains_with_batch_normalization_and_dropout_in_its_own_loss",),
     ),
     Mutation(
@@ -337,6 +337,18 @@ MUTATIONS = (
         "_, carry = jax.lax.stop_gradient(unroll(network, variables, before, obs.first[:burn_in], carry))",
         "_, carry = unroll(network, variables, before, obs.first[:burn_in], carry)",
         ("agents/test_dqn_recurrent.py::test_no_gradient_flows_into_the_burn_in",),
+    ),
+    Mutation(
+        "networks/recurrent.py",
+        "self.cell(reset(initial, carry, first), features)",
+        "self.cell(carry, features)",
+        ("agents/test_recurrent_actor_critics.py::test_what_is_hidden_changes_no_bit",),
+    ),
+    Mutation(
+        "policies/critic_state.py",
+        "carry = reset_carry(critic.network, carry, time_step.first)",
+        "",
+        ("agents/test_recurrent_actor_critics.py::test_the_stored_states_are_those_of_actor_and_critics_along_the_episodes",),
     ),
     Mutation(
         "agents/policy_gradient.py",

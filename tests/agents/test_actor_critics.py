@@ -588,7 +588,7 @@ def test_actions_must_be_unit_boxes(name, action, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"actor": polyak.LSTM(head=polyak.PolicyAndValue())}, "actor must not be recurrent"),
+        ({"actor": polyak.LSTM(head=polyak.PolicyAndValue())}, "replay must be a SequenceReplay with a recurrent actor"),
         ({"actor": polyak.MLP(head=polyak.QValues())}, "actor must return .* got MLP"),
         ({"actor": polyak.MLP()}, "actor must return .* got MLP"),
         ({"actor": polyak.Critics()}, "actor must return .* got Critics"),

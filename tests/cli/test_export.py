@@ -53,6 +53,7 @@ POLICIES = {
         LSTM(4, hidden=(3,), activation="elu", head=PolicyAndValue(shared_torso=True)),
     ),
     "gru": (EnvSpec(VECTOR, Box([-9.0], [9.0])), GRU(4, hidden=(), head=PolicyAndValue(std="state"))),
+    "gru of an actor": (EnvSpec(VECTOR, Box([-9.0], [9.0])), GRU(4, hidden=(3,), head=polyak.Actor((5,)))),
 }
 each_policy = pytest.mark.parametrize("name", POLICIES)
 

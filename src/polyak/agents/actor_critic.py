@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,26 @@ from polyak.copies.network_copies import NetworkCopies, cast_like, target_storag
 from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, number, setting, static, struct
-from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
-from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
+from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Variables, copy_buffers
+from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default, recurrent_network
+from polyak.learning.recurrent_replay import apply_critics, apply_to_batch, carry_of_one, check_sequences
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
 from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow, warn_of_flat_images
 from polyak.networks.pair import select_entries
+from polyak.networks.recurrent import Recurrent
+from polyak.networks.recurrent_critics import RecurrentCritics
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import check_optimizer_state
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.updates import soft_update
-from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.critic_state import WithCriticState
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.predict import PolicyWithSpec
+from polyak.replay.sequences import SequenceObs
+
+P = TypeVar("P", bound=PolicyWithSpec)
 
 
 @struct
@@ -63,6 +71,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     """
 
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
+    takes_sequences: ClassVar[bool] = False
+    """True if the networks may be recurrent; see `SequenceSettings`."""
 
     actor: Network | None = static(default=None, kw_only=False)
     critics: Network | None = static(default=None, kw_only=False)
@@ -83,7 +93,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for layers of at most 256 units and batches of at most 256 transitions."""
         critics = self.critics
-        widest = max(critics.layer_widths, default=0) if isinstance(critics, Critics) else np.inf
+        widest = max(critics.layer_widths, default=0) if isinstance(critics, Critics | Recurrent) else np.inf
         return (
             is_narrow(self._actor, self.spec_of("actor")) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH
         )
@@ -98,31 +108,39 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
                 running statistics.
         """
         is_training = key is not None and not has_batch_statistics(variables)
-        (q, _), _, _ = self._critics.apply(
-            variables, (select_entries(self.views["critic"], obs), action), train=is_training, key=key
-        )
+        q, _ = apply_critics(self._critics, variables, self.seen_by("critic", obs), action, train=is_training, key=key)
         return q
 
     def q_values_in_training(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
     ) -> tuple[Float[Array, "B N *M"], PyTree]:
         """Return `q_values` in training mode, with the batch's statistics, and the new statistics; for the critics' loss."""
-        (q, _), _, stats = self._critics.apply(
-            variables, (select_entries(self.views["critic"], obs), action), train=True, key=key
-        )
-        return q, stats
+        return apply_critics(self._critics, variables, self.seen_by("critic", obs), action, train=True, key=key)
 
     def deterministic_action(self, actor: Variables, obs: PyTree) -> PyTree:
         """π(s) in [-1, 1], tanh of the actor's mean."""
-        (params, _), _, _ = self._actor.apply(actor, select_entries(self.views["actor"], obs))
+        (params, _), _ = apply_to_batch(self._actor, actor, self.seen_by("actor", obs))
         return for_space(self.spec.action, params, squash=True).mode()
 
     def deterministic_action_in_training(
         self, actor: Variables, obs: PyTree, key: PRNGKeyArray | None
     ) -> tuple[PyTree, PyTree]:
         """Return `deterministic_action` in training mode, and the new statistics; for the actor's loss."""
-        (params, _), _, stats = self._actor.apply(actor, select_entries(self.views["actor"], obs), train=True, key=key)
+        (params, _), stats = apply_to_batch(self._actor, actor, self.seen_by("actor", obs), train=True, key=key)
         return for_space(self.spec.action, params, squash=True).mode(), stats
+
+    def seen_by(self, name: Literal["actor", "critic"], obs: PyTree) -> PyTree:
+        """The observations of a batch as the actor, or the critics, see them; of sequences with the stored recurrent state."""
+        entries = self.views[name]
+        if isinstance(obs, SequenceObs):
+            return dataclasses.replace(obs, obs=select_entries(entries, obs.obs), carry=obs.carry[name])
+        return select_entries(entries, obs)
+
+    def initial_carry(self) -> PyTree:
+        """The recurrent states of actor and critics in one environment, with a replay of sequences; else `()`."""
+        if not self.replay.draws_sequences:
+            return ()
+        return {"actor": carry_of_one(self.actor), "critic": carry_of_one(self.critics)}
 
     def share_encoder(self, actor: Variables, critics: Variables) -> Variables:
         """The actor with the convolutions of the critics, without a gradient, where they share them; else the actor itself."""
@@ -141,6 +159,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
         Raises:
             TypeError, ValueError: the actor returns something else; see `check_actor`.
+            ValueError: a network has batch normalization, and the replay draws sequences.
         """
         actor_key, critics_key = jax.random.split(key)
         critic_spec, optimizer = self.spec_of("critic"), self.optimizer_at()
@@ -152,6 +171,9 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             self._critics, critics_key, critic_spec, optimizer=None, target=self.follow(), name="critics"
         ).with_optimizer_state(optimizer)
         check_actor(self._actor, actor.online, actor_spec)
+        if self.replay.draws_sequences and (has_batch_statistics(actor.online) or has_batch_statistics(critics.online)):
+            reason = "with a SequenceReplay, whose hidden steps would change its statistics"
+            raise ValueError(f"{type(self).__name__}: networks must have no batch normalization {reason}")
         actor = dataclasses.replace(actor, online=copy_buffers(self.share_encoder(actor.online, critics.online)))
         average = None if self.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))  # in float32
         return actor if actor.target is None else actor.update_target(), critics, average
@@ -173,6 +195,9 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         defaults = ("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))
         for name, default, spec in defaults:
             given = getattr(self, name)
+            if self.takes_sequences and isinstance(given, RecurrentNetwork):
+                object.__setattr__(self, name, recurrent_network(type(self).__name__, name, given, default))
+                continue
             network = feedforward_or_default(type(self).__name__, name, given, default, has_unit_weights=self.has_unit_weights)
             if given is None:
                 warn_of_flat_images(type(self).__name__, name, network, spec)
@@ -184,7 +209,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         Raises:
             ValueError: the critics have another number.
         """
-        critics = self.critics
+        network = self.critics
+        critics = network.head if isinstance(network, Recurrent) else network
         if not isinstance(critics, Critics):
             return
         if getattr(critics, name) not in (None, outputs):
@@ -193,7 +219,9 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
                 f"Critics({name}={getattr(critics, name)}); leave it None"
             )
         changes: dict[str, Any] = {name: outputs}
-        object.__setattr__(self, "critics", dataclasses.replace(critics, **changes))
+        critics = dataclasses.replace(critics, **changes)
+        network = dataclasses.replace(network, head=critics) if isinstance(network, Recurrent) else critics
+        object.__setattr__(self, "critics", network)
 
     def _check_together(self) -> None:
         """Check settings that depend on each other.
@@ -203,6 +231,12 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         """
         super()._check_together()
         owner, obs = type(self).__name__, self.spec.obs
+        if self.takes_sequences:
+            check_sequences(owner, self.actor, self.replay, self.num_steps, name="actor")
+        if isinstance(self.critics, RecurrentNetwork) and not isinstance(self.actor, RecurrentNetwork):
+            raise ValueError(f"{owner}: critics must not be recurrent beside an actor that is not, got {self.critics!r}")
+        if self.has_unit_weights and isinstance(self.actor, RecurrentNetwork):
+            raise ValueError(f"{owner}: weight_norm must be False with recurrent networks, whose gates have a scale, got True")
         if self.shared_encoder and not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
             raise ValueError(
                 f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {self.actor!r} and "
@@ -223,6 +257,22 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")
         return NetworkPolicy(actor, normalizer and normalizer.select_space(spec.obs), self._actor, spec, squash=True)
+
+    def _to_collect(self, policy: P, state: OffPolicyState) -> P | WithCriticState | DiscountedReturn:
+        """A policy for collecting, with the state of critics for a replay of sequences, and with the return so far.
+
+        The return is only there where rewards are divided by its standard deviation.
+        """
+        carried = WithCriticState(policy, self._critic_core(state)) if self.replay.draws_sequences else policy
+        return DiscountedReturn(carried, self.gamma) if self.normalize_reward == "return" else carried
+
+    def _critic_core(self, state: OffPolicyState) -> NetworkPolicy | None:
+        """The recurrent part of the critics as a policy that is only carried along; None for critics without one."""
+        if not isinstance(self.critics, RecurrentCritics):
+            return None
+        normalizer, spec = state.normalizers.obs, self.spec_of("critic")
+        variables, normalizer = state.copies.critics.online, normalizer and normalizer.select_space(spec.obs)
+        return NetworkPolicy(variables, normalizer, self.critics.core, spec)
 
     @property
     def has_unit_weights(self) -> bool:

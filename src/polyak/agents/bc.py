@@ -11,10 +11,10 @@ from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, integer, setting, static, struct
-from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
+from polyak.core.types import Network, PyTree, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_blocks
 from polyak.learning.flow_matching import flow_error
-from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
+from polyak.learning.recurrent_replay import carry_of_one, check_sequences, unroll_sequences
 from polyak.networks.action_units import to_unit
 from polyak.networks.feedforward import MLP, complete
 from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, noise_spec
@@ -107,8 +107,7 @@ class BC(OffPolicyAgent):
 
     def initial_carry(self) -> PyTree:
         """The recurrent state of one environment; `()` of a network without one."""
-        network = self.network
-        return jax.tree.map(lambda x: x[0], network.initial_carry(1)) if isinstance(network, RecurrentNetwork) else ()
+        return carry_of_one(self.network)
 
     def train_step(
         self,

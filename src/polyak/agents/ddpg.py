@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.agents.action_noise import ActionNoiseSettings
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
+from polyak.agents.sequence_settings import SequenceSettings
 from polyak.agents.settings import TargetSettings
 from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
@@ -23,6 +24,7 @@ from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, StepCount
+from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.sde import check_no_sde
@@ -30,7 +32,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class DDPG(ActionNoiseSettings, TargetSettings, ActorCriticAgent):
+class DDPG(SequenceSettings, ActionNoiseSettings, TargetSettings, ActorCriticAgent):
     """DDPG for Box actions.
 
         L(θ) = E[ huber_κ(y - Q_θ(s, a)) ],    y = r + γ^m Q_target(s', π_target(s'))
@@ -68,6 +70,8 @@ class DDPG(ActionNoiseSettings, TargetSettings, ActorCriticAgent):
         self._check_together()
         check_no_sde("DDPG", self._actor)
         self.check_noise()
+        if self.replay.draws_sequences and self.exploration == "ou":
+            raise ValueError("DDPG: exploration must be 'gaussian' with a SequenceReplay, which stores no noise; got 'ou'")
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
@@ -77,11 +81,10 @@ class DDPG(ActionNoiseSettings, TargetSettings, ActorCriticAgent):
             raise ValueError(f"DDPG: critics must be one critic, Critics(num_critics=1), got {num_critics}; TD3 takes several")
         return ActorCriticCopies(actor, critics, average)
 
-    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
         noisy = self.add_noise(self._network_policy(state, state.copies.actor.online), state.env_steps)
-        starting = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
+        return self._to_collect(RandomWarmStart(noisy, self.learning_starts, state.env_steps), state)
 
     def train_step(
         self,

@@ -12,7 +12,8 @@ from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
-from polyak.core.types import Metrics, Network, PyTree, RecurrentNetwork, Scalar, Terms, Variables
+from polyak.core.types import Metrics, Network, PyTree, Scalar, Terms, Variables
+from polyak.learning.recurrent_replay import carry_of_one
 from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions, for_values
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
@@ -122,8 +123,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     def initial_carry(self) -> PyTree:
         """The recurrent state of one environment; `()` of a network without one."""
-        network = self.network
-        return jax.tree.map(lambda x: x[0], network.initial_carry(1)) if isinstance(network, RecurrentNetwork) else ()
+        return carry_of_one(self.network)
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest value."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.sequence_settings import SequenceSettings
 from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
 from polyak.core.spaces import Discrete
@@ -25,7 +26,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class SAC(TargetSettings, SoftActorAgent):
+class SAC(SequenceSettings, TargetSettings, SoftActorAgent):
     """SAC for Box and Discrete actions.
 
         J_Q(θ) = E[ Σ_i ½ (Q_θi(s, a) - y)² ],    y = r + γ^m (min_i Q_target,i(s', a') - α log π(a'|s')),  a' ~ π(·|s')

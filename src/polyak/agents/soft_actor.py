@@ -20,13 +20,14 @@ from polyak.core.struct import choice, integer, number, setting, struct
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
+from polyak.learning.recurrent_replay import apply_to_batch
 from polyak.networks.actor import Actor
-from polyak.networks.pair import select_entries
 from polyak.ops.distributions import Categorical, Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.ops.weight_norm import DenseKernels, normalize_weights, on_unit_spheres
+from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.sde import add_sde, check_sde
@@ -204,11 +205,10 @@ class SoftActorAgent(ActorCriticAgent):
         """True with `weight_norm`."""
         return self.weight_norm
 
-    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
         explorer = add_sde(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
-        policy = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
         self,
@@ -331,8 +331,7 @@ class SoftActorAgent(ActorCriticAgent):
     ) -> tuple[Distribution, PyTree]:
         """π(·|s), of Box actions in [-1, 1], and the actor's statistics; arguments as for `draw_actions`."""
         dropout_key = jax.random.fold_in(key, DROPOUT) if train else None
-        seen = select_entries(self.views["actor"], obs)
-        (params, _), _, stats = self._actor.apply(actor, seen, train=train, key=dropout_key)
+        (params, _), stats = apply_to_batch(self._actor, actor, self.seen_by("actor", obs), train=train, key=dropout_key)
         return for_space(self.spec.action, params, mask, squash=True), stats
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.delayed_actor import DelayedActorAgent
 from polyak.agents.off_policy import OffPolicyState
+from polyak.agents.sequence_settings import SequenceSettings
 from polyak.core.checks import check_unset
 from polyak.core.struct import check_settings, integer, setting, struct
 from polyak.core.types import PyTree, Variables
@@ -22,6 +23,7 @@ from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
@@ -30,7 +32,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TD3(DelayedActorAgent):
+class TD3(SequenceSettings, DelayedActorAgent):
     """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
@@ -85,14 +87,13 @@ class TD3(DelayedActorAgent):
         num_critics = check_critics(self._critics, variables, self.spec_of("critic"))
         check_num_target_critics("TD3", self.num_target_critics, num_critics)
 
-    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         explorer = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
-        starting = RandomWarmStart(explorer, self.learning_starts, state.env_steps)
-        return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
+        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray

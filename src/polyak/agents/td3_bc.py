@@ -18,6 +18,7 @@ from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
+from polyak.policies.critic_state import WithCriticState
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
 from polyak.policies.noise import GaussianNoise
 from polyak.policies.sde import check_no_sde
@@ -86,11 +87,10 @@ class TD3BC(DelayedActorAgent):
         """Check that critics return `(q, None)`."""
         check_critics(self._critics, variables, self.spec_of("critic"))
 
-    def collect_policy(self, state: OffPolicyState) -> GaussianNoise | DiscountedReturn:
+    def collect_policy(self, state: OffPolicyState) -> GaussianNoise | WithCriticState | DiscountedReturn:
         """The actor's action with Gaussian noise."""
         policy = self._network_policy(state, state.copies.actor.online)
-        noisy = GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps))
-        return DiscountedReturn(noisy, self.gamma) if self.normalize_reward == "return" else noisy
+        return self._to_collect(GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps)), state)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.sequence_settings import SequenceSettings
 from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
 from polyak.core.struct import check_settings, integer, number, struct
@@ -19,7 +20,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TQC(TargetSettings, SoftActorAgent):
+class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
     """TQC for Box actions: SAC with quantile critics.
 
         J_Z(θ) = E[ Σ_i 1/M Σ_m 1/K Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M

@@ -1,5 +1,6 @@
 """Functions shared by off-policy actor-critics: checks of networks and actions; terms and logs of their gradient steps."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,13 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
+from polyak.networks.actor import Actor
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import BuiltInNetwork, policy_settings
 from polyak.networks.normalization import HiddenLayers
+from polyak.networks.recurrent import Recurrent
+from polyak.networks.recurrent_critics import RecurrentCritics
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import StepLog, in_float32
 from polyak.ops.losses import weighted_sum
@@ -76,18 +80,43 @@ def feedforward_or_default(owner: str, name: str, network: Any, default: Network
             its mean, although the agent bounds actions itself; or its blocks need unit weights.
     """
     network = default if network is None else check_network(owner, network, name)
-    settings = policy_settings(network)
-    if name != "critics" and settings is None and isinstance(network, BuiltInNetwork | Critics):
-        raise ValueError(f"{owner}: {name} must return (action_params, value), such as Actor(), got {network!r}")
-    if name == "critics" and (settings is not None or isinstance(network, BuiltInNetwork)):
-        raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
+    check_role(owner, name, network)
     if isinstance(network, RecurrentNetwork):
-        raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO and DQN train recurrent ones")
+        raise ValueError(f"{owner}: {name} must not be recurrent, got {network!r}; PPO, DQN, SAC and TD3 train recurrent ones")
     if not has_unit_weights:
         check_blocks(owner, name, network)
+    return network
+
+
+def recurrent_network(owner: str, name: str, network: RecurrentNetwork, default: Actor | Critics) -> Network:
+    """Return the recurrent network of the setting `name`; a built-in one without a head gets the default network as its head.
+
+    Raises:
+        ValueError: as `check_role`, and for critics that are no `RecurrentCritics`.
+    """
+    if isinstance(network, Recurrent) and network.head is None:
+        network = dataclasses.replace(network, head=default)
+    if name == "critics" and not isinstance(network, RecurrentCritics):
+        raise ValueError(f"{owner}: recurrent critics must have core and critic_values, such as LSTM(), got {network!r}")
+    check_role(owner, name, network)
+    return network
+
+
+def check_role(owner: str, name: str, network: Network) -> None:
+    """Check that a built-in network returns what the setting `name` is for.
+
+    Raises:
+        ValueError: the actor returns action values; the critics are an actor; or the actor squashes its mean, although the
+            agent bounds actions itself.
+    """
+    settings = policy_settings(network)
+    has_critics = isinstance(network, Critics) or (isinstance(network, Recurrent) and isinstance(network.head, Critics))
+    if name != "critics" and settings is None and (has_critics or isinstance(network, BuiltInNetwork)):
+        raise ValueError(f"{owner}: {name} must return (action_params, value), such as Actor(), got {network!r}")
+    if name == "critics" and (settings is not None or (isinstance(network, BuiltInNetwork) and not has_critics)):
+        raise ValueError(f"{owner}: critics must return (q, None) of (obs, action), such as Critics(), got {network!r}")
     if settings is not None and settings.squash_mean:
         raise ValueError(f"{owner}: the {name}'s squash_mean must be False, as the agent bounds actions itself; got True")
-    return network
 
 
 def check_actor(network: Network, variables: Variables, spec: EnvSpec) -> None:

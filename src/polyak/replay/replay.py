@@ -287,7 +287,10 @@ def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) 
     if jax.tree_util.all_leaves([value]):
         raise TypeError(f"{owner}: {name} must be a pytree: decorate {type(value).__name__} with polyak.core.struct.struct")
     if value.draws_sequences and not sequences:
-        raise ValueError(f"{owner}: {name} must draw transitions; sequences are for recurrent networks of DQN, got {value!r}")
+        users = "DQN, BC, SAC, TQC, TD3 and DDPG"
+        raise ValueError(
+            f"{owner}: {name} must draw transitions; sequences are for recurrent networks of {users}, got {value!r}"
+        )
 
 
 def check_capacity(replay: Replay, num_envs: int, num_steps: int, longest: int, devices: int) -> None:
