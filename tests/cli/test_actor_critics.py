@@ -130,6 +130,19 @@ def test_two_critics_of_ddpg_are_rejected_before_a_run_begins(tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cell_is_put_before_the_layers_of_actor_and_critics():
+    agent = polyak.SAC(polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec)
+    made = change_parts("sac", agent, NetworkFlags(network="gru", hidden=(8,)), ReplayFlags(burn_in=2), 100)
+    actor, critics = polyak.GRU(head=polyak.Actor((8,))), polyak.GRU(head=polyak.Critics((8,)))
+    assert (made.actor, made.critics, made.replay) == (actor, critics, polyak.SequenceReplay(1_000_000, burn_in=2))
+    # Later flags change the layers after the cell, or the cell.
+    wider = change_parts("sac", made, NetworkFlags(value_hidden=(16,)), ReplayFlags(), 100)
+    assert (wider.actor, wider.critics) == (actor, polyak.GRU(head=polyak.Critics((16,))))
+    assert change_parts("sac", made, NetworkFlags(network="lstm"), ReplayFlags(), 100).actor == polyak.LSTM(
+        head=polyak.Actor((8,))
+    )
+
+
 def test_a_new_recurrent_network_gets_minibatches_of_whole_environments(capsys):
     agent = polyak.PPO(polyak.envs.make("jax/CartPole-v1").spec)
     flags = NetworkFlags(network="lstm")

@@ -162,7 +162,8 @@ def test_recurrent_networks_train_and_resume(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("sac Pendulum-v1 --network lstm", "sac has an actor and critics, whose layers --hidden sets"),
+        ("sac Pendulum-v1 --network mlp", "--hidden sets; --network lstm or gru puts a cell before them"),
+        ("crossq Pendulum-v1 --network lstm", "crossq has an actor and critics, whose layers --hidden sets\n"),
         ("c51 CartPole-v1 --network gru", "--network gru: c51 takes {mlp,cnn}"),
         ("iqn CartPole-v1 --network lstm", "--network lstm: iqn takes {mlp,cnn}"),
     ],

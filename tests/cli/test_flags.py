@@ -151,6 +151,10 @@ A_NETWORK = {
 }  # fmt: skip
 
 
+WITH_CELLS = ("ddpg", "td3", "sac", "redq", "droq", "tqc")
+"""Agents with an actor and critics that may be recurrent."""
+
+
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command):
     code, text, _ = command(f"train {algorithm} --help")
@@ -167,13 +171,19 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
         others = {"rainbow": {"noisy": True}, "simbav2": {"residual": "post_norm"}}.get(algorithm, {})
         # NAF has a shared torso, and accepts no other.
         value = False if (algorithm, field.name) == ("naf", "shared_torso") else A_NETWORK[field.name]
+        changed = agent
+        if algorithm in WITH_CELLS and field.name == "network":
+            # No noise is stored with sequences, and recurrent critics have no dropout.
+            value, others = "gru", {"dropout": 0.0} if algorithm == "droq" else {}
+            unstored = {"ddpg": {"exploration": "gaussian"}, "td3": {"sde_sample_freq": None, "actor": None}}
+            changed = dataclasses.replace(agent, **unstored.get(algorithm, {}))
         try:
-            change_parts(algorithm, agent, NetworkFlags(**{**others, field.name: value}), ReplayFlags(), 100)
+            change_parts(algorithm, changed, NetworkFlags(**{**others, field.name: value}), ReplayFlags(), 100)
         except (UsageError, ValueError):
             assert not is_shown, field.name
         else:
             assert is_shown, field.name
-    has_replay, has_sequences = hasattr(agent, "replay"), algorithm in ("dqn", "discrete_cql")
+    has_replay, has_sequences = hasattr(agent, "replay"), algorithm in ("dqn", "discrete_cql", *WITH_CELLS)
     for field in dataclasses.fields(ReplayFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
         assert is_shown == (has_sequences if field.name in ("sequence_length", "burn_in") else has_replay), field.name

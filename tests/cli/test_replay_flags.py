@@ -77,7 +77,8 @@ def test_flags_of_another_replay_are_rejected(flags, message):
         ("dqn CartPole-v1 --priority-beta fast", "must be a number or linear:START"),
         ("dqn CartPole-v1 --network lstm --burn-in 16", "burn_in=16 must be less than sequence_length=16"),
         ("dqn CartPole-v1 --replay sequence", "DQN: replay must be a SequenceReplay with a recurrent network (LSTM, GRU)"),
-        ("sac jax/Pendulum-v1 --replay sequence", "SAC: replay must draw transitions"),
+        ("crossq jax/Pendulum-v1 --replay sequence", "CrossQ: replay must draw transitions"),
+        ("sac jax/Pendulum-v1 --replay sequence", "SAC: replay must be a SequenceReplay with a recurrent actor"),
     ],
 )
 def test_wrong_flags_are_rejected_before_a_run_begins(words, message, command, workdir):

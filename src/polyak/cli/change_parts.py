@@ -11,11 +11,12 @@ from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.replay_flags import ReplayFlags, changed_replay, flag_name
 from polyak.core.spaces import Box, leaf_spaces
 from polyak.core.types import Agent, RecurrentNetwork
+from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import MLP, BuiltInNetwork, NatureCNN, policy_settings
 from polyak.networks.heads import PolicyAndValue, PolicyOnly, QValues
 from polyak.networks.q_network import is_noisy
-from polyak.networks.recurrent import GRU, LSTM
+from polyak.networks.recurrent import GRU, LSTM, Recurrent
 
 FEEDFORWARD: Mapping[str, type[BuiltInNetwork]] = {"mlp": MLP, "cnn": NatureCNN}
 NETWORKS: Mapping[str, type[BuiltInNetwork]] = {**FEEDFORWARD, "lstm": LSTM, "gru": GRU}
@@ -53,7 +54,7 @@ def change_parts(
         flags = [flag_name(f.name) for f in dataclasses.fields(replay_flags) if getattr(replay_flags, f.name) is not None]
         raise UsageError(f"{', '.join(flags)}: {algorithm} has no replay")
     if "replay" in fields:
-        kind = "sequence" if isinstance(networks.get("network"), RecurrentNetwork) else None
+        kind = "sequence" if any(isinstance(network, RecurrentNetwork) for network in networks.values()) else None
         parts["replay"] = changed_replay(fields["replay"], replay_flags, kind, env_steps)
     if "num_minibatches" in fields.keys() - settings.keys() and isinstance(networks.get("network"), RecurrentNetwork):
         parts["num_minibatches"] = count = math.gcd(fields["num_minibatches"], num_envs)
@@ -79,13 +80,17 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
     kind = changes.pop("network", None)
     fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}  # type: ignore[arg-type]
     networks: dict[str, Any] = {name: value for name, value in fields.items() if name in NETWORK_FIELDS and value is not None}
+    cores = {name: network for name, network in networks.items() if isinstance(network, Recurrent) and name != "network"}
+    networks |= {name: core.head for name, core in cores.items()}
     if kind is not None and "network" not in fields:
-        raise UsageError(f"--network {kind}: {algorithm} has an actor and critics, whose layers --hidden sets")
+        cores = _make_cores(algorithm, agent, kind, networks)
+        kind = None
     if kind is not None:
         networks["network"] = _make_network(algorithm, kind, fields["network"], has_replay="replay" in fields)
     if "log_std" in changes and not any(isinstance(leaf, Box) for _, leaf in leaf_spaces(agent.spec.action)):
         raise UsageError(f"--log-std {changes['log_std']}: only Box actions have a standard deviation, got {agent.spec.action}")
-    if "log_std" in changes and getattr(fields.get("actor"), "std", None) == "fixed":
+    actor = policy_settings(fields.get("actor"))
+    if "log_std" in changes and actor is not None and actor.std == "fixed":
         raise UsageError(f"--log-std {changes['log_std']}: {algorithm} has no distribution; --exploration-noise sets its noise")
     policy = policy_settings(fields.get("network"))
     if "log_std" in changes and policy is not None and policy.std == "fixed":
@@ -97,10 +102,26 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
     if unknown:
         raise UsageError(f"{', '.join(unknown)}: {algorithm} has no such network setting")
     # --value-hidden comes after --hidden among the flags, so it decides the width of the critics.
-    return {
+    changed = {
         name: _replace(network, {known[name][flag]: value for flag, value in changes.items() if flag in known[name]})
         for name, network in networks.items()
     }
+    return changed | {name: dataclasses.replace(core, head=changed[name]) for name, core in cores.items()}
+
+
+def _make_cores(algorithm: str, agent: Any, kind: str, networks: Mapping[str, Any]) -> dict[str, Recurrent]:
+    """Return recurrent networks, without a head, for an actor and for critics, which become their heads.
+
+    Raises:
+        UsageError: the agent takes no sequences, has networks of the user's own, or the kind is not recurrent.
+    """
+    cell, takes_sequences = NETWORKS[kind], getattr(agent, "takes_sequences", False)
+    if not takes_sequences or not issubclass(cell, Recurrent):
+        also = "; --network lstm or gru puts a cell before them" if takes_sequences else ""
+        raise UsageError(f"--network {kind}: {algorithm} has an actor and critics, whose layers --hidden sets{also}")
+    if not (isinstance(networks["actor"], Actor) and isinstance(networks["critics"], Critics)):
+        raise UsageError(f"--network {kind}: actor and critics must be built-in, Actor and Critics, to get a cell")
+    return {"actor": cell(), "critics": cell()}
 
 
 def _fields_by_flag(network: Any) -> dict[str, str]:

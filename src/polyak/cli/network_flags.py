@@ -21,7 +21,10 @@ class NetworkFlags:
     """The built-in network."""
 
     network: Annotated[Literal["mlp", "cnn", "lstm", "gru"] | None, default_hint(NETWORK_DEFAULT, "{mlp,cnn,lstm,gru}")] = None
-    """dense layers, convolutions of images with dense layers, or a recurrent network, for which DQN learns from sequences"""
+    (
+        "dense layers, convolutions of images with dense layers, or a recurrent network, for which agents with a replay learn "
+        "from sequences; with an actor and critics lstm or gru, a cell before the layers of each"
+    )
     hidden: Annotated[tuple[int, ...] | None, default_hint(NETWORK_DEFAULT, "INT [INT ...]")] = None
     """widths of the dense layers"""
     activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
@@ -72,6 +75,8 @@ OF_ACTOR_AND_CRITICS = {
     "residual",
 }  # fmt: skip
 OF_POLICIES = {"network", "hidden", "activation", "norm", "log_std", "squash_mean"}
+HAVE_SEQUENCES = {"num_target_critics", "dropped_quantiles", "max_dqda"}
+"""Settings that only the agents have whose actor and critics may be recurrent: SAC and TD3, TQC, DDPG."""
 REJECTED = {"theta": {"log_std", "squash_mean"}, "normalize_q": {"log_std"}, "q_lambda": {"noisy"}}
 """Flags that some agents reject, by a setting that only these agents have."""
 ACCEPTED = {"expectile": "squash_mean"}
@@ -82,7 +87,8 @@ def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
     """Return `NetworkFlags` without the flags that an agent with these settings rejects."""
     of_policies = OF_POLICIES if "replay" in settings else OF_ACTOR_CRITICS
     of_values = OF_Q_NETWORKS if "epsilon" in settings else of_policies
-    used = OF_ACTOR_AND_CRITICS if "critics" in settings else of_values
+    of_critics = OF_ACTOR_AND_CRITICS | ({"network"} if HAVE_SEQUENCES & set(settings) else set())
+    used = of_critics if "critics" in settings else of_values
     used = used | {flag for setting, flag in ACCEPTED.items() if setting in settings}
     rejected = {flag for setting, flags in REJECTED.items() if setting in settings for flag in flags}
     return hide(NetworkFlags, {field.name for field in dataclasses.fields(NetworkFlags)} - (used - rejected))

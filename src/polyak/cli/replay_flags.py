@@ -8,6 +8,7 @@ import tyro
 
 from polyak.cli.agent_flags import SCHEDULE
 from polyak.cli.flags import UsageError, default_hint, hide
+from polyak.cli.network_flags import HAVE_SEQUENCES
 from polyak.presets.preset import make_replay, with_length
 
 REPLAY_DEFAULT = "the preset's, else"
@@ -23,7 +24,7 @@ class ReplayFlags:
         default_hint(f"{REPLAY_DEFAULT} uniform", "{uniform,prioritized,sequence,hindsight}"),
     ] = None
     (
-        "draw transitions uniformly; or in proportion to (|TD error| + eps)^alpha, with importance weights; or (DQN only) draw "
+        "draw transitions uniformly; or in proportion to (|TD error| + eps)^alpha, with importance weights; or draw "
         "sequences, the default with a recurrent network; or draw transitions with goals that were achieved in their episodes, "
         "in environments with goals, uniformly or with a --priority flag in proportion"
     )
@@ -59,7 +60,8 @@ def replay_flags_in_help(settings: Collection[str]) -> type[ReplayFlags]:
     """Return `ReplayFlags` without the flags that an agent with these settings rejects."""
     if "replay" not in settings:
         return hide(ReplayFlags, {field.name for field in dataclasses.fields(ReplayFlags)})
-    takes_sequences = "epsilon" in settings and not OF_DISTRIBUTIONS & set(settings)
+    has_values = "epsilon" in settings and not OF_DISTRIBUTIONS & set(settings)
+    takes_sequences = has_values or bool(HAVE_SEQUENCES & set(settings))
     return hide(ReplayFlags, set() if takes_sequences else {"sequence_length", "burn_in"})
 
 
