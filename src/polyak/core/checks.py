@@ -138,7 +138,7 @@ def warn_unused(settings: Any) -> None:
 def _is_used(got: Any, needed: Any) -> bool:
     if needed is ...:
         return got is not None
-    return got in needed if isinstance(needed, range) else got is needed
+    return got in needed if isinstance(needed, range) else got is needed or (isinstance(got, str) and got == needed)
 
 
 def check_created_with(settings: Any, *, equal: Mapping[str, Any], present: Mapping[str, Any]) -> None:
