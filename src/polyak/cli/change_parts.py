@@ -135,7 +135,7 @@ def _replace(network: Any, changes: Mapping[str, Any]) -> Any:
     """Return the network with other values for its fields, or for fields of its head."""
     own = {name: changes[name] for name in changes if name in network.__dataclass_fields__}
     of_head = {name: changes[name] for name in changes if name not in own}
-    if own.get("residual") == "hypersphere":
+    if own.get("residual") in ("hypersphere", "inverted"):
         own = {"norm": None, "norm_inputs": False, "norm_before": "activation"} | own  # The blocks have their own.
     if of_head:
         own["head"] = dataclasses.replace(network.head, **of_head)

@@ -10,7 +10,7 @@ from polyak.cli.flags import UsageError, default_hint, hide
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 Norm: TypeAlias = Literal["layer", "batch", "batch_renorm"]
-Residual: TypeAlias = Literal["pre_norm", "post_norm", "hypersphere"]
+Residual: TypeAlias = Literal["pre_norm", "post_norm", "hypersphere", "inverted"]
 
 NETWORK_DEFAULT = "the preset's, else chosen from the spaces"
 
@@ -43,7 +43,9 @@ class NetworkFlags:
     """number of critics of SAC, TD3, TQC, CrossQ and XQC"""
     norm: Annotated[Norm | None, default_hint("the preset's, else the agent's", "{layer,batch,batch_renorm}")] = None
     """normalize the dense layers; beside an actor the critics' layers alone; batch and batch_renorm need critics"""
-    residual: Annotated[Residual | None, default_hint("the preset's, else none", "{pre_norm,post_norm,hypersphere}")] = None
+    residual: Annotated[
+        Residual | None, default_hint("the preset's, else none", "{pre_norm,post_norm,hypersphere,inverted}")
+    ] = None
     """residual blocks of actor and critics, one for each width, which are equal; hypersphere needs --weight-norm"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
     """divide Q-networks into two heads, for the value and the advantages"""

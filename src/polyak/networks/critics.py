@@ -14,10 +14,9 @@ from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces
 from polyak.core.struct import check_settings, choice, integer, number, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.adapters import FlaxNNX
-from polyak.networks.hypersphere import HypersphereBlocks
 from polyak.networks.initializers import constant, uniform
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size
-from polyak.networks.normalization import BatchRenorm, HiddenLayers
+from polyak.networks.normalization import OWN_NORM, BatchRenorm, HiddenLayers
 from polyak.networks.residual import ResidualBlocks
 
 
@@ -43,8 +42,8 @@ class Critics(HiddenLayers):
 
     Source: Chen et al. 2021, arXiv:2101.05982 (ensembles); Hiraoka et al. 2022, arXiv:2110.02034 (dropout and layer
     normalization); Ioffe and Szegedy 2015, arXiv:1502.03167 (batch normalization); Ioffe 2017, arXiv:1702.03275 (batch
-    renormalization); Lee et al. 2024, arXiv:2410.09754, Nauman et al. 2024, arXiv:2405.16158, and Lee et al. 2025,
-    arXiv:2502.15280 (residual blocks).
+    renormalization); Lee et al. 2024, arXiv:2410.09754, Nauman et al. 2024, arXiv:2405.16158, Lee et al. 2025,
+    arXiv:2502.15280, and Kim et al. 2026, arXiv:2604.04539 (residual blocks).
     """
 
     activation: Activation = choice(default="relu", choices=tuple(ACTIVATIONS))
@@ -56,8 +55,8 @@ class Critics(HiddenLayers):
     def __post_init__(self) -> None:
         self.set_layers()
         check_settings(self)
-        if self.dropout > 0 and self.residual == "hypersphere":
-            raise ValueError(f"Critics: dropout must be 0 with residual='hypersphere', got {self.dropout}")
+        if self.dropout > 0 and self.residual in OWN_NORM:
+            raise ValueError(f"Critics: dropout must be 0 with residual={self.residual!r}, got {self.dropout}")
         if self.num_quantiles is not None and self.num_atoms is not None:
             raise ValueError(f"Critics: num_atoms must be None with num_quantiles={self.num_quantiles}, got {self.num_atoms}")
 
@@ -153,8 +152,9 @@ def _make_layers(inputs: int, settings: Critics, rngs: nnx.Rngs) -> list[Any]:
     """The dense layers, or the residual blocks as one."""
     if settings.residual is None:
         return [_Layers(a, b, settings, rngs) for a, b in itertools.pairwise((inputs, *settings.hidden))]
-    if settings.residual == "hypersphere":
-        return [HypersphereBlocks(inputs, settings.hidden, settings.activation, rngs, networks=(settings.num_critics,))]
+    if settings.residual == "hypersphere" or settings.residual == "inverted":
+        blocks = OWN_NORM[settings.residual]
+        return [blocks(inputs, settings.hidden, settings.activation, rngs, networks=(settings.num_critics,))]
 
     def linear(inputs: int, outputs: int) -> _Products:
         return _Products(settings.num_critics, inputs, outputs, rngs, settings.dropout)

@@ -53,7 +53,7 @@ class _Block(nnx.Module):
     def __init__(self, width: int, num_blocks: int, activation: Activation, rngs: nnx.Rngs, networks: tuple[int, ...]) -> None:
         inner = EXPANSION * width
         self.inner = _ScaledLinear(width, inner, math.sqrt(2 / inner), rngs, networks)
-        self.outer = _Linear(inner, width, rngs, networks)
+        self.outer = Linear(inner, width, rngs, networks)
         self.step = _Scale(width, 1 / (num_blocks + 1), 1 / math.sqrt(width), networks)
         self.activation = activation
 
@@ -63,13 +63,14 @@ class _Block(nnx.Module):
         return _on_sphere(x + self.step(y - x))
 
 
-class _Linear(nnx.Module):
+class Linear(nnx.Module):
     """A linear layer of each network, without a bias."""
 
     def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, networks: tuple[int, ...]) -> None:
         self.kernel = nnx.Param(uniform(inputs**-0.5)(rngs.params(), (*networks, inputs, outputs), jnp.float32))
 
     def __call__(self, x: Float[Array, "*N B inputs"]) -> Float[Array, "*N B outputs"]:
+        """The product of each network's rows."""
         return x @ self.kernel[...]
 
 
@@ -88,7 +89,7 @@ class _ScaledLinear(nnx.Module):
     """A linear layer, and a factor of each of its outputs."""
 
     def __init__(self, inputs: int, outputs: int, start: float, rngs: nnx.Rngs, networks: tuple[int, ...]) -> None:
-        self.linear = _Linear(inputs, outputs, rngs, networks)
+        self.linear = Linear(inputs, outputs, rngs, networks)
         self.scale = _Scale(outputs, start, start, networks)
 
     def __call__(self, x: Float[Array, "*N B inputs"]) -> Float[Array, "*N B outputs"]:

@@ -1,6 +1,7 @@
 """Normalization and residual blocks of actors and critics: their settings, the layers of an actor, batch renormalization."""
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -14,13 +15,16 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import PyTree
 from polyak.networks.hypersphere import HypersphereBlocks
+from polyak.networks.inverted import InvertedBlocks
 from polyak.networks.layers import ACTIVATIONS, DenseSettings, Encoder, Layer, encoded_size, set_widths
 from polyak.networks.residual import EXPANSION, Residual, ResidualBlocks
 
 Norm: TypeAlias = Literal["layer", "batch", "batch_renorm"]
 NormPlace: TypeAlias = Literal["activation", "linear"]
-Blocks: TypeAlias = Residual | Literal["hypersphere"]
-RESIDUAL = ("pre_norm", "post_norm", "hypersphere", None)
+Blocks: TypeAlias = Residual | Literal["hypersphere", "inverted"]
+RESIDUAL = ("pre_norm", "post_norm", "hypersphere", "inverted", None)
+OWN_NORM: dict[str | None, Callable[..., Any]] = {"hypersphere": HypersphereBlocks, "inverted": InvertedBlocks}
+"""Residual blocks with a normalization of their own."""
 
 MAX_WARMUP = 2**31 - 1
 MOMENTUM, EPSILON, R_MAX, D_MAX = 0.99, 1e-3, 3.0, 5.0
@@ -42,8 +46,10 @@ class HiddenLayers:
             variance are good.
         residual: a linear layer and one residual block for each number in `hidden`, which are then equal, the width of the
             blocks: `"pre_norm"`, x + V f(W norm(x)) with an inner layer four times as wide, the network of SimBa;
-            `"post_norm"`, x + norm(V f(norm(W x))), the network of BRO; or `"hypersphere"`, steps between features of norm 1,
-            without `norm`, the network of SimbaV2, for agents with `weight_norm=True`. None: plain layers.
+            `"post_norm"`, x + norm(V f(norm(W x))), the network of BRO; or, without `norm`, `"hypersphere"`, steps between
+            features of norm 1, the network of SimbaV2, for agents with `weight_norm=True`, or `"inverted"`,
+            x + f(norm(V f(norm(W x)))) with batch normalization, of the inputs too, and features divided by their root mean
+            square at the end, the network of FlashSAC. None: plain layers.
     """
 
     hidden: tuple[int, ...] = static(default=(256, 256), kw_only=False)
@@ -61,7 +67,7 @@ class HiddenLayers:
     @property
     def layer_widths(self) -> tuple[int, ...]:
         """Widths of all dense layers."""
-        return (*self.hidden, EXPANSION * self.hidden[0]) if self.residual in ("pre_norm", "hypersphere") else self.hidden
+        return (*self.hidden, EXPANSION * self.hidden[0]) if self.residual in ("pre_norm", *OWN_NORM) else self.hidden
 
     @property
     def has_input_norm(self) -> bool:
@@ -85,9 +91,9 @@ class HiddenLayers:
             raise ValueError(
                 f"{owner}: hidden must have one width for all residual blocks, such as (512, 512) for two blocks, got {hidden}"
             )
-        if self.residual == "hypersphere":
+        if self.residual in OWN_NORM:
             if self.norm is not None:
-                raise ValueError(f"{owner}: norm must be None with residual='hypersphere', got {self.norm!r}")
+                raise ValueError(f"{owner}: norm must be None with residual={self.residual!r}, got {self.norm!r}")
         elif self.norm is None:
             object.__setattr__(self, "norm", "layer")
 
@@ -156,8 +162,8 @@ class NormalizedDense(nnx.Module):
         linear, make_norm = partial(Layer, rngs=rngs, gain=gain), partial(_make_norm, settings=norm, rngs=rngs)
         self.features, self.activation, self.norm_before = widths[-1], settings.activation, norm.norm_before
         self.input_norm: Any = make_norm(inputs) if norm.has_input_norm else None
-        if norm.residual == "hypersphere":
-            self.residual: Any = HypersphereBlocks(inputs, settings.hidden, settings.activation, rngs)
+        if norm.residual == "hypersphere" or norm.residual == "inverted":
+            self.residual: Any = OWN_NORM[norm.residual](inputs, settings.hidden, settings.activation, rngs)
             return
         if norm.residual is not None:
             of_blocks = norm.residual, settings.activation

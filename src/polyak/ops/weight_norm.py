@@ -1,5 +1,6 @@
 """Weight vectors of dense layers on the unit sphere, where an optimizer keeps them."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +35,24 @@ class DenseKernels:
 def normalize_weights(params: PyTree, kernels: DenseKernels) -> PyTree:
     """The parameters with weight vectors of norm 1, W_·j / ‖W_·j‖ for each output j of these kernels.
 
-    All else is unchanged, and so is a vector of 0.
+    Arrays named `unit_affine`, the scales and biases of the d features of a normalization, get norm √d. All else is unchanged,
+    and so is a vector of 0.
 
-    Source: Palenicek et al. 2025, arXiv:2509.25174, section 4.
+    Source: Palenicek et al. 2025, arXiv:2509.25174, section 4; Kim et al. 2026, arXiv:2604.04539 (`unit_affine`).
 
     >>> params = {"kernel": jnp.array([[3.0, 0.0], [4.0, 2.0]]), "bias": jnp.array([7.0])}
     >>> normalize_weights(params, DenseKernels())["kernel"]
     Array([[0.6, 0. ],
            [0.8, 1. ]], dtype=float32)
     """
-    return jax.tree_util.tree_map_with_path(lambda path, x: _unit_columns(x) if kernels.has(path, x) else x, params)
+
+    def leaf(path: tuple[Any, ...], x: Array) -> Array:
+        if kernels.has(path, x):
+            return _unit(x, axis=-2)
+        is_affine = bool(path) and getattr(path[-1], "key", None) == "unit_affine"
+        return math.sqrt(x.shape[-1]) * _unit(x, axis=(-2, -1)) if is_affine else x
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
 
 
 def on_unit_spheres(optimizer: optax.GradientTransformation, kernels: DenseKernels) -> optax.GradientTransformation:
@@ -61,6 +70,6 @@ def on_unit_spheres(optimizer: optax.GradientTransformation, kernels: DenseKerne
     return optax.GradientTransformation(optimizer.init, update)
 
 
-def _unit_columns(kernel: Array) -> Array:
-    norm = jnp.linalg.norm(kernel, axis=-2, keepdims=True)
-    return kernel / jnp.where(norm > 0, norm, 1.0)
+def _unit(x: Array, axis: int | tuple[int, int]) -> Array:
+    norm = jnp.linalg.norm(x, axis=axis, keepdims=True)
+    return x / jnp.where(norm > 0, norm, 1.0)
