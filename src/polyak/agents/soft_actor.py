@@ -30,6 +30,7 @@ from polyak.ops.weight_norm import DenseKernels, normalize_weights, on_unit_sphe
 from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
+from polyak.policies.repeated_noise import repeat_noise
 from polyak.policies.sde import add_sde, check_sde
 from polyak.replay.replay import Transition
 
@@ -130,12 +131,15 @@ class SoftActorAgent(ActorCriticAgent):
         sde_sample_freq: explore by state-dependent noise (Raffin et al. 2020, arXiv:2005.05719) that is drawn anew every this
             number of steps; needs `Actor(std="sde")`, the default actor then, with log_std -3. None draws actions
             independently.
+        max_noise_repeats: explore by actions whose noise is held for k steps of each environment, P(k) ∝ k⁻², k at most this
+            number (Kim et al. 2026, arXiv:2604.04539, who have 16). None draws actions independently.
         policy_delay: gradient steps of the critics for one of the actor and of α.
         weight_norm: scale the weight vectors of the dense layers of actor and critics to norm 1, at the start and after each
-            gradient step. Only batch normalization before the activation, or `residual="hypersphere"`, makes their scale
-            irrelevant: other layers keep the scale of their biases. Left out are convolutions, layers of standard deviations,
-            and the last layer of critics that return values instead of logits, which have the scale of returns. Your own
-            critics call that layer `head`.
+            gradient step. Only batch normalization before the activation, or `residual="hypersphere"` or `"inverted"`, makes
+            their scale irrelevant: other layers keep the scale of their biases. Left out are convolutions, layers of standard
+            deviations, and the last layer of critics that return values instead of logits, which have the scale of returns.
+            Your own critics call that layer `head`. The scales and biases of the normalization of `"inverted"` blocks with d
+            features keep norm √d.
     """
 
     entropy_of_dimension: ClassVar[float] = -1.0
@@ -150,6 +154,7 @@ class SoftActorAgent(ActorCriticAgent):
     target_entropy: Scalar | Literal["auto"] | None = setting(default=None, check=check_target_entropy)
     alpha_loss: Literal["log_alpha", "alpha"] = choice(default="log_alpha", choices=("log_alpha", "alpha"))
     sde_sample_freq: int | None = integer(default=None, optional=True)
+    max_noise_repeats: int | None = integer(default=None, optional=True)
     policy_delay: int = integer(default=1)
     weight_norm: bool = choice(default=False, choices=(True, False))
 
@@ -206,8 +211,9 @@ class SoftActorAgent(ActorCriticAgent):
         return self.weight_norm
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
-        """The actor's distribution or state-dependent noise; until `learning_starts` uniformly random actions."""
-        explorer = add_sde(self._network_policy(state, state.copies.actor.online), self.sde_sample_freq)
+        """The actor's distribution, with its noise held or dependent on the state; at first uniformly random actions."""
+        actor, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
+        explorer = repeat_noise(actor, self.max_noise_repeats) if freq is None else add_sde(actor, freq)
         return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
@@ -395,6 +401,8 @@ class SoftActorAgent(ActorCriticAgent):
         """
         super()._check_together()
         check_sde(self, self._actor)
+        if self.sde_sample_freq is not None:
+            check_unset(self, ("max_noise_repeats",), "has no effect with sde_sample_freq; leave it out")
         if isinstance(self.target_entropy, str):
             object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
         if self.alpha is not None:
