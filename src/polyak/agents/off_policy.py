@@ -15,10 +15,11 @@ from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import follow_by
+from polyak.core.checks import check_created_with
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar
-from polyak.learning.batches import normalize, without_hidden_rows
+from polyak.learning.batches import bound_of, normalize, with_bound, without_hidden_rows
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
 from polyak.learning.normalizers import (
     Normalizers,
@@ -82,6 +83,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             current statistics both when acting and when transitions are drawn.
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
+        max_return: with `normalize_reward="return"`, divide rewards also so that no discounted return so far is larger than
+            this; None does not.
         max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
     """
 
@@ -97,6 +100,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     n_step: int = integer(default=1, at_most=1_000)
     reward_scale: Scalar = number(default=1.0, above=0)
     normalize_reward: Literal["return", "reward"] | None = choice(default=None, choices=("return", "reward", None))
+    max_return: float | None = number(default=None, above=0, optional=True, static=True, used_if=("normalize_reward", "return"))
     max_skipped_updates: int = integer(default=10)
 
     @property
@@ -153,7 +157,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def init(self, key: PRNGKeyArray) -> OffPolicyState:
         """A new state, with an empty replay."""
         env_steps, updates = StepCount.of(0), jnp.zeros((), jnp.uint32)
-        copies, normalizers = self.create_copies(key), create_normalizers(self)
+        copies, normalizers = self.create_copies(key), with_bound(create_normalizers(self), self.max_return)
         return OffPolicyState(copies, self._create_replay(), normalizers, Guard.init(), env_steps, updates)
 
     def check(self, num_envs: int, devices: int = 1) -> None:
@@ -410,6 +414,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             ValueError: the state was created with other settings; the message names the setting.
         """
         check_created_normalizers(self, state.normalizers)
+        check_created_with(self, equal={"max_return": bound_of(state.normalizers)}, present={})
         self.check_copies(state.copies)
         stored = state.replay
         if isinstance(stored, DrawnBatches):

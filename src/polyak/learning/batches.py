@@ -3,10 +3,12 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 from polyak.core.types import PyTree, Variables
 from polyak.learning.normalizers import Normalizers
 from polyak.networks.adapters import has_batch_statistics
+from polyak.ops.bounded_rewards import BoundedRewardScaler
 from polyak.ops.losses import fill_rows
 from polyak.replay.replay import Transition
 from polyak.replay.sequences import SequenceObs
@@ -21,9 +23,25 @@ def normalize(batch: Transition, normalizers: Normalizers) -> Transition:
             return dataclasses.replace(obs, obs=scale(obs.obs)) if isinstance(obs, SequenceObs) else scale(obs)
 
         batch = dataclasses.replace(batch, obs=normalized(batch.obs), next_obs=normalized(batch.next_obs))
-    if normalizers.reward is not None:
-        batch = dataclasses.replace(batch, reward=batch.reward / normalizers.reward.stats.stddev())
+    scaler = normalizers.reward
+    if scaler is not None:
+        divisor = scaler.divisor() if isinstance(scaler, BoundedRewardScaler) else scaler.stats.stddev()
+        batch = dataclasses.replace(batch, reward=batch.reward / divisor)
     return batch
+
+
+def with_bound(normalizers: Normalizers, bound: float | None) -> Normalizers:
+    """New statistics that also keep discounted returns within ± `bound`; None for `bound` returns the statistics themselves."""
+    scaler = normalizers.reward
+    if scaler is None or scaler.of != "return" or bound is None:
+        return normalizers
+    bounded = BoundedRewardScaler(stats=scaler.stats, of=scaler.of, largest=jnp.zeros((), jnp.float32), bound=bound)
+    return dataclasses.replace(normalizers, reward=bounded)
+
+
+def bound_of(normalizers: Normalizers) -> float | None:
+    """The bound of discounted returns; None without one."""
+    return normalizers.reward.bound if isinstance(normalizers.reward, BoundedRewardScaler) else None
 
 
 def without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
