@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.atom_settings import AtomSettings
 from polyak.agents.q_learning import QAgent, fold, value_terms
-from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.struct import check_settings, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.heads import QValues
 from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
@@ -18,7 +19,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class C51(QAgent):
+class C51(AtomSettings, QAgent):
     """C51 for Discrete and MultiDiscrete actions: the distribution of returns on fixed atoms z_1 ... z_K.
 
         L(θ) = E[ -Σ_i m_i log p_i(s, a; θ) ],    m = Φ(r + γ^m z, p(s', a'; target)),    a' = argmax_a Σ_i z_i p_i(s', a)
@@ -31,9 +32,6 @@ class C51(QAgent):
             built-in network gets `num_atoms` outputs. The loss applies it in training mode (dropout, batch normalization).
         replay: a `UniformReplay`, a `PrioritizedReplay`, or a `polyak.replay.Replay` of your own; the error of priorities is
             the KL divergence of the loss.
-        num_atoms: K, number of atoms.
-        v_min: z_1, the return of the first atom; smaller returns are clipped to it.
-        v_max: z_K, the return of the last atom; larger returns are clipped to it.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -43,17 +41,16 @@ class C51(QAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    num_atoms: int = integer(default=51, at_least=2)
-    v_min: float = number(default=-10.0, static=True)
-    v_max: float = number(default=10.0, static=True)
+    num_atoms: int = 51
+    v_min: float = -10.0
+    v_max: float = 10.0
 
     def __post_init__(self) -> None:
         check_settings(self)
         head = QValues(outputs=self.num_atoms)
         object.__setattr__(self, "network", q_network_or_default("C51", self.network, self.spec, head))
         self._check_together()
-        if self.v_min >= self.v_max:
-            raise ValueError(f"C51: v_min={self.v_min} must be below v_max={self.v_max}")
+        self.check_atoms()
 
     def check_network(self, variables: Variables) -> None:
         """Check that the network returns logits of `num_atoms` atoms."""
@@ -79,7 +76,7 @@ class C51(QAgent):
         logits = of_action(of_all, batch.action)
         target_probs = self.td_target(batch, online=online, target=target, key=key)
         cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=1)
-        q, target_q = (probs @ self._atoms for probs in (jax.nn.softmax(logits), target_probs))
+        q, target_q = (probs @ self.atoms for probs in (jax.nn.softmax(logits), target_probs))
         priority = jnp.maximum(cross_entropy - entropy(target_probs), 0.0)
         terms = value_terms(q, target_q - q, priority, batch.weight)
         return weighted_sum(cross_entropy, batch.weight), Aux(terms, stats)
@@ -92,9 +89,5 @@ class C51(QAgent):
         logits = self._outputs(online, batch.next_obs, fold(key, 2))[0] if self.double else target_logits
         next_action = best_action(self.values_network().q(logits), batch.next_action_mask)
         next_probs = jax.nn.softmax(of_action(target_logits, next_action))
-        values = self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * self._atoms[None]
-        return jax.lax.stop_gradient(project_categorical(next_probs, values, self._atoms))
-
-    @property
-    def _atoms(self) -> Float[Array, " K"]:
-        return jnp.linspace(self.v_min, self.v_max, self.num_atoms, dtype=jnp.float32)
+        values = self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * self.atoms[None]
+        return jax.lax.stop_gradient(project_categorical(next_probs, values, self.atoms))

@@ -7,20 +7,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.atom_settings import AtomSettings
 from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
-from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.struct import check_settings, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import check_critics, critic_terms
+from polyak.learning.actor_critic_updates import check_critics
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import weighted_sum
-from polyak.ops.value_distributions import entropy, project_categorical
+from polyak.ops.value_distributions import project_categorical
 from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class XQC(TargetSettings, SoftActorAgent):
+class XQC(AtomSettings, TargetSettings, SoftActorAgent):
     """XQC for Box actions: SAC with batch and weight normalization, and critics of the distribution of returns.
 
         p_i, p'_i = softmax of Q_θi([s; s'], [a; a']) in training mode, one forward pass,    a' ~ π(·|s')
@@ -57,9 +58,6 @@ class XQC(TargetSettings, SoftActorAgent):
         target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]; at most dim A log 2, the
             entropy of random actions. `"auto"`, or None, takes -dim A / 2.
         alpha_loss: `"alpha"`: J(α) as above; `"log_alpha"`: with log α in place of α.
-        num_atoms: K, number of atoms.
-        v_min: z_1, the return of the first atom; smaller returns are clipped to it.
-        v_max: z_K, the return of the last atom; larger returns are clipped to it.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -81,9 +79,6 @@ class XQC(TargetSettings, SoftActorAgent):
     alpha_loss: Literal["log_alpha", "alpha"] = "alpha"
     policy_delay: int = 3
     weight_norm: bool = True
-    num_atoms: int = integer(default=101, at_least=2)
-    v_min: float = number(default=-5.0, static=True)
-    v_max: float = number(default=5.0, static=True)
 
     def __post_init__(self) -> None:
         self._check_boxes()
@@ -92,8 +87,7 @@ class XQC(TargetSettings, SoftActorAgent):
         self._set_networks(actor, Critics((512,) * 4, norm="batch", norm_inputs=True))
         self._set_outputs_of_critics("num_atoms", self.num_atoms)
         self._check_together()
-        if self.v_min >= self.v_max:
-            raise ValueError(f"XQC: v_min={self.v_min} must be below v_max={self.v_max}")
+        self.check_atoms()
 
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return logits of `num_atoms` atoms each."""
@@ -128,11 +122,7 @@ class XQC(TargetSettings, SoftActorAgent):
         target_logits, _ = self.q_values_in_training(target, obs, action, target_key)
         logits, stats = self.q_values_in_training(dataclasses.replace(critics, params=params), obs, action, dropout_key)
         target_probs = self.td_target(batch, jnp.split(target_logits, 2)[1], alpha * draw.log_prob)
-        log_probs = jax.nn.log_softmax(jnp.split(logits, 2)[0])
-        cross_entropy = -jnp.sum(target_probs[:, None] * log_probs, axis=2)
-        q, target_q = jnp.exp(log_probs) @ self._atoms, target_probs @ self._atoms
-        kl = jax.lax.stop_gradient(jnp.mean(cross_entropy, axis=1) - entropy(target_probs))
-        terms = critic_terms(q, target_q[:, None] - q, batch.weight) | {"priority": jnp.maximum(kl, 0.0)}
+        cross_entropy, terms = self.cross_entropy(jnp.split(logits, 2)[0], target_probs, batch.weight)
         return weighted_sum(jnp.sum(cross_entropy, axis=1), batch.weight), Aux(terms, stats)
 
     def td_target(
@@ -144,17 +134,11 @@ class XQC(TargetSettings, SoftActorAgent):
             next_logits: of the target critics at (s', a').
             entropy_cost: α log π(a'|s').
         """
-        next_probs = jax.nn.softmax(next_logits)
-        lowest = jnp.argmin(next_probs @ self._atoms, axis=1)
-        next_probs = jnp.take_along_axis(next_probs, lowest[:, None, None], axis=1)[:, 0]
-        values = self._atoms[None] - entropy_cost[:, None]
+        next_probs = self.lowest_of(jax.nn.softmax(next_logits))
+        values = self.atoms[None] - entropy_cost[:, None]
         values = self.reward_scale * batch.reward[:, None] + batch.discount[:, None] * values
-        return jax.lax.stop_gradient(project_categorical(next_probs, values, self._atoms))
+        return jax.lax.stop_gradient(project_categorical(next_probs, values, self.atoms))
 
     def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
         """The minimum of the critics' expected returns, which the actor maximizes."""
-        return jnp.min(jax.nn.softmax(q) @ self._atoms, axis=1)
-
-    @property
-    def _atoms(self) -> Float[Array, " K"]:
-        return jnp.linspace(self.v_min, self.v_max, self.num_atoms, dtype=jnp.float32)
+        return self.min_of_means(q)
