@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyak.agents.crossq import CrossQ as CrossQ
     from polyak.agents.ddpg import DDPG as DDPG
     from polyak.agents.dqn import DQN as DQN
+    from polyak.agents.fast_td3 import FastTD3 as FastTD3
     from polyak.agents.fql import FQL as FQL
     from polyak.agents.impala import IMPALA as IMPALA
     from polyak.agents.iql import IQL as IQL
@@ -98,6 +99,7 @@ _MODULES = {
     "agents.crossq": ("CrossQ",),
     "agents.ddpg": ("DDPG",),
     "agents.dqn": ("DQN",),
+    "agents.fast_td3": ("FastTD3",),
     "agents.fql": ("FQL",),
     "agents.impala": ("IMPALA",),
     "agents.iql": ("IQL",),

@@ -16,6 +16,7 @@ AGENTS = {
     "dqn": "polyak.agents.dqn:DQN",
     # After "dqn", the name of the class: discrete CQL is DQN with the setting of presets/discrete_cql.py.
     "discrete_cql": "polyak.agents.dqn:DQN",
+    "fast_td3": "polyak.agents.fast_td3:FastTD3",
     "fql": "polyak.agents.fql:FQL",
     "impala": "polyak.agents.impala:IMPALA",
     "iqn": "polyak.agents.iqn:IQN",
@@ -37,7 +38,8 @@ AGENTS = {
     "td3_bc": "polyak.agents.td3_bc:TD3BC",
     "tqc": "polyak.agents.tqc:TQC",
     "xqc": "polyak.agents.xqc:XQC",
-    # After "xqc", the name of the class: SimbaV2 is XQC with the networks of presets/simbav2.py.
+    # After "xqc", the name of the class: both are XQC with the networks of presets/simbav2.py and presets/flash_sac.py.
+    "flash_sac": "polyak.agents.xqc:XQC",
     "simbav2": "polyak.agents.xqc:XQC",
 }
 """The class of each algorithm as `"module:Class"`, imported on first use because importing JAX is slow. Add an entry to train

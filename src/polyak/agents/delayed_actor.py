@@ -1,8 +1,9 @@
-"""The base of TD3 and TD3+BC: critics with smoothed target actions, and a deterministic actor that learns more rarely."""
+"""The bases of TD3, TD3+BC and FastTD3: smoothed target actions, and a deterministic actor that learns more rarely."""
 
 import abc
 import dataclasses
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +26,17 @@ from polyak.replay.replay import Transition
 class DelayedActorAgent(TargetSettings, ActorCriticAgent):
     """An agent with a deterministic actor, of which every `policy_delay`-th gradient step of the critics takes one.
 
-    A leaf defines `check_critics`, `td_target` and `actor_loss`.
+    A leaf defines `check_critics`, `critic_loss` and `actor_loss`.
 
     Attributes:
-        huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
         policy_delay: gradient steps of the critics for one of the actor.
         target_noise: σ, the standard deviation of the noise on the target actor's actions.
         target_noise_clip: c, the largest magnitude of the noise on the target actor's actions.
     """
 
-    huber_delta: Scalar | None = number(default=None, above=0, optional=True)
+    has_target_actor: ClassVar[bool] = True
+    """False takes the target's actions from the online actor."""
+
     policy_delay: int = integer(default=2)
     target_noise: Scalar = number(default=0.2, at_least=0)
     target_noise_clip: Scalar = number(default=0.5, at_least=0)
@@ -50,10 +52,25 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         """
 
     @abc.abstractmethod
-    def td_target(
-        self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
-    ) -> Float[Array, " N"]:
-        """The target y, without a gradient; arguments as for `critic_loss`."""
+    def critic_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        critics: Variables,
+        target: Variables,
+        target_actor: Variables,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """L(θ) of a batch whose weights sum to 1, and its terms; `priority` is the error of each sample.
+
+        Args:
+            params: θ.
+            critics: the online critics; their parameters are not used.
+            target: the target critics.
+            target_actor: the actor that a' is from.
+            key: for the noise of a', the choice of critics, and dropout.
+        """
 
     @abc.abstractmethod
     def actor_loss(
@@ -77,8 +94,8 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         """
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
-        """An actor and critics, each with a target."""
-        actor, critics, average = self._create_networks(key, actor_target=self.follow())
+        """An actor and critics, each with a target unless `has_target_actor` is False."""
+        actor, critics, average = self._create_networks(key, actor_target=self.follow() if self.has_target_actor else None)
         self.check_critics(critics.online)
         return ActorCriticCopies(actor, critics, average)
 
@@ -100,7 +117,7 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
             self.critic_loss,
             critics=critics.online,
             target=critics.variables("target"),
-            target_actor=actor.variables("target"),
+            target_actor=actor.variables("target") if self.has_target_actor else actor.online,
             key=key,
         )
         critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
@@ -115,34 +132,8 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         actor, actor_log = train_every(self.policy_delay, critics, critic_log, train_actor, actor)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
-        copies = ActorCriticCopies(actor.follow(updates=applied), critics, average)
-        return copies, join_logs(critic=critic_log, actor=actor_log)
-
-    def critic_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        critics: Variables,
-        target: Variables,
-        target_actor: Variables,
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """L(θ) of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
-
-        Args:
-            params: θ.
-            critics: the online critics; their parameters are not used.
-            target: the target critics.
-            target_actor: the actor that a' is from.
-            key: for the noise of a', the choice of critics, and dropout.
-        """
-        target_key, dropout_key = jax.random.split(key)
-        online = dataclasses.replace(critics, params=params)
-        q, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
-        td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
-        loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
-        return loss, Aux(critic_terms(q, td_error, batch.weight), stats)
+        actor = actor.follow(updates=applied) if self.has_target_actor else actor
+        return ActorCriticCopies(actor, critics, average), join_logs(critic=critic_log, actor=actor_log)
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
         """The actions with clipped noise, inside the bounds."""
@@ -155,3 +146,40 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
             return jnp.clip(x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip), low, high)
 
         return map_space(add_noise, self.spec.action, action)
+
+
+@struct(kw_only=True)
+class ValueCriticsAgent(DelayedActorAgent):
+    """A `DelayedActorAgent` whose critics return values.
+
+    A leaf defines `check_critics`, `td_target` and `actor_loss`.
+
+    Attributes:
+        huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.
+    """
+
+    huber_delta: Scalar | None = number(default=None, above=0, optional=True)
+
+    @abc.abstractmethod
+    def td_target(
+        self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
+    ) -> Float[Array, " N"]:
+        """The target y, without a gradient; arguments as for `critic_loss`."""
+
+    def critic_loss(
+        self,
+        params: PyTree,
+        batch: Transition,
+        *,
+        critics: Variables,
+        target: Variables,
+        target_actor: Variables,
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Aux]:
+        """L(θ), the Huber loss of y - Q_θi(s, a), and its terms; `priority` is the mean |δ| of each sample."""
+        target_key, dropout_key = jax.random.split(key)
+        online = dataclasses.replace(critics, params=params)
+        q, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
+        td_error = self.td_target(batch, target=target, target_actor=target_actor, key=target_key)[:, None] - q
+        loss = weighted_sum(jnp.sum(huber(td_error, self.huber_delta), axis=1), batch.weight)
+        return loss, Aux(critic_terms(q, td_error, batch.weight), stats)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.delayed_actor import DelayedActorAgent
+from polyak.agents.delayed_actor import ValueCriticsAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.sequence_settings import SequenceSettings
 from polyak.core.checks import check_unset
@@ -32,7 +32,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TD3(SequenceSettings, DelayedActorAgent):
+class TD3(SequenceSettings, ValueCriticsAgent):
     """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),

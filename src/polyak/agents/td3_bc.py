@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.agents.delayed_actor import DelayedActorAgent
+from polyak.agents.delayed_actor import ValueCriticsAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.core.struct import check_settings, choice, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Variables
@@ -26,7 +26,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TD3BC(DelayedActorAgent):
+class TD3BC(ValueCriticsAgent):
     """TD3+BC for Box actions, learned from a data set; see `polyak.train.offline`.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),

@@ -18,6 +18,7 @@ from polyak.ops.distributions.exploration import Select, affine_transform
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.wrapper import (
+    EpisodeDraw,
     PolicyWrapper,
     check_env_steps,
     check_wrapped,
@@ -58,6 +59,52 @@ class GaussianNoise(PolicyWrapper):
         mode = inner.mode()
         shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
         return _noise_distribution(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
+
+    action = sample_action
+
+
+@struct
+class MixedNoise(PolicyWrapper):
+    """Independent normal noise as of `GaussianNoise`, with a scale of each environment's own.
+
+        a = clip(clip(mode) + scale · ε),    ε ~ N(0, 1),    scale ~ U(low, high) where an episode begins
+
+    `distribution` gets no key: at the beginning of an episode, unless `action` or a wrapper's `action` has drawn, its scale is
+    the middle of the range.
+
+    Attributes:
+        policy: the inner policy.
+        low: the smallest scale, in the units of agents' actions.
+        high: the largest scale, at least `low`.
+
+    Raises:
+        TypeError, ValueError: `policy` is not a policy or has no Box action, or a scale is below 0.
+
+    Source: Seo et al. 2025, arXiv:2505.22642, section 3.
+    """
+
+    policy: PolicyWithSpec
+    low: Scalar = number(default=0.001, at_least=0)
+    high: Scalar = number(default=0.4, at_least=0)
+
+    def __post_init__(self) -> None:
+        check_wrapped("MixedNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
+        check_settings(self)
+
+    def initial_state(self, batch_size: int) -> PyTree:
+        """The inner carry, and no scale drawn."""
+        return self.policy.initial_state(batch_size), EpisodeDraw.empty(batch_size)
+
+    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
+        """The distribution of the clipped action with the scale of each environment, and the carry."""
+        inner, draw = carry
+        distribution, inner = self.policy.distribution(time_step, inner)
+        is_known = ~jnp.asarray(time_step.first) | draw.is_drawn
+        number = jnp.where(is_known, draw.number, 0.5)
+        mode = distribution.mode()
+        shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
+        noisy = _noise_distribution(self.spec, mode, shift, self.low + (self.high - self.low) * number)
+        return noisy, (inner, EpisodeDraw(number, jnp.zeros_like(draw.is_drawn)))
 
     action = sample_action
 
@@ -194,14 +241,19 @@ class ActionSmoothing(PolicyWrapper):
         return map_space(lambda leaf, x: x if isinstance(leaf, Box) else (), self.spec.action, action)
 
 
-def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, ""]) -> Distribution:
-    """Normal around the clipped centre plus a shift, clipped again; a part that is no Box is unchanged."""
+def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, "*B"]) -> Distribution:
+    """Normal around the clipped centre plus a shift, clipped again; a part that is no Box is unchanged.
+
+    Args:
+        scale: the standard deviation, of all rows or of each.
+    """
 
     def leaf(leaf: Leaf, x: Any, shift: Any) -> Distribution:
         if not isinstance(leaf, Box):
             return Deterministic(x)
         low, high = (jnp.broadcast_to(bound, x.shape) for bound in spec.action_bounds(leaf))
-        return ClippedNormal(jnp.clip(x, low, high) + shift, jnp.broadcast_to(scale, x.shape), low, high, len(leaf.shape))
+        rows = scale.reshape(-1, *(1 for _ in leaf.shape))
+        return ClippedNormal(jnp.clip(x, low, high) + shift, jnp.broadcast_to(rows, x.shape), low, high, len(leaf.shape))
 
     tree = map_space(leaf, spec.action, centre, shift)
     return Joint(tree) if isinstance(spec.action, Dict | Tuple) else tree
