@@ -12,7 +12,7 @@ from polyak.ops.schedules import Linear
 from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.info import with_info
 from polyak.policies.network_policy import Greedy
-from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.policies.noise import ActionSmoothing, GaussianNoise, MixedNoise, OUNoise
 from polyak.policies.numpy_policies import numpy_actor
 from polyak.policies.scripted import Uniform
 from tests.copies.inner import BOX, DISCRETE, RESCALED, TREE, Inner, normal, time_step
@@ -61,6 +61,27 @@ def test_gaussian_noise_is_around_the_clipped_mode_and_within_bounds():
     assert np.array_equal(mode_of(distribution), np.clip(LOC, LOW, HIGH)) and np.array_equal(after, [1, 1, 1])
     same = (drawn == LOW).mean(0)[2, 0]
     assert same == pytest.approx(0.5, abs=0.04), "half of what is drawn around a bound lies on it"
+
+
+def test_each_environment_has_a_scale_of_its_own_until_its_episode_ends():
+    low, high, loc = 0.05, 0.2, np.zeros((256, 2), np.float32)
+    policy = MixedNoise(Inner(normal(loc), BOX), low, high)
+    assert isinstance(policy, Policy)
+    begins = time_step(256, first=True)
+    _, draw = (step := act(policy, begins, policy.initial_state(256), KEY)).carry
+    drawn, (_, after) = distribution_of(policy, time_step(256), step.carry)
+    scale = np.asarray(drawn.scale)
+    assert np.array_equal(scale[:, 0], scale[:, 1]) and np.array_equal(after.number, draw.number)
+    np.testing.assert_allclose(scale[:, 0], low + (high - low) * np.asarray(draw.number), rtol=1e-6)
+    np.testing.assert_allclose([scale.min(), scale.mean(), scale.max()], [low, (low + high) / 2, high], atol=0.01)
+    actions = np.asarray(draws(policy, time_step(256), step.carry, jax.random.split(KEY, DRAWS)))
+    np.testing.assert_allclose(actions.std(0)[:, 0], scale[:, 0], rtol=0.06)
+    # Drawn anew only where an episode begins.
+    half = np.arange(256) < 128
+    _, again = act(policy, time_step(256, first=half), step.carry, jax.random.fold_in(KEY, 1)).carry
+    assert np.array_equal(np.asarray(again.number == draw.number), ~half)
+    middle, _ = distribution_of(policy, begins, policy.initial_state(256))
+    np.testing.assert_allclose(middle.scale, (low + high) / 2, rtol=1e-6)
 
 
 def test_where_the_environment_rescales_noise_lies_between_minus_one_and_one():
