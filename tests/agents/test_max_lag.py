@@ -23,6 +23,8 @@ REPLAY = (
         "discrete_cql",
         "dqn",
         "droq",
+        "fast_td3",
+        "flash_sac",
         "fql",
         "iql",
         "iqn",

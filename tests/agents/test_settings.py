@@ -34,6 +34,7 @@ WRONG = {
     **dict.fromkeys(("network", "actor", "critics", "value", "flow"), NO_NETWORK),
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
     **dict.fromkeys(("target_period", "policy_delay", "num_target_critics", "sde_sample_freq"), (0, *NO_COUNT)),
+    "max_noise_repeats": (0, *NO_COUNT),
     **dict.fromkeys(("max_skipped_updates", "num_quantiles", "num_action_samples"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
     **dict.fromkeys(("dropped_quantiles",), NO_COUNT),
@@ -47,6 +48,7 @@ WRONG = {
     "learning_starts": (2**31 + 1, *NO_COUNT),
     "adam_b1": (-0.1, 1.0, *NO_NUMBER),
     **dict.fromkeys(("adam_eps", "rms_eps", "max_grad_norm", "max_dqda", "clip_obs", "clip_reward"), NOT_POSITIVE),
+    "max_return": NOT_POSITIVE,
     **dict.fromkeys(("clip_range_vf", "clip_log_prob", "rho_clip", "target_kl"), NOT_POSITIVE),
     **dict.fromkeys(("kl_beta", "kl_target", "kl_cutoff_coef", "kl_cutoff_factor"), NOT_POSITIVE),
     **dict.fromkeys(
@@ -57,6 +59,7 @@ WRONG = {
         ("c_clip", "huber_delta", "cql_weight", "inverse_temperature", "q_weight", "distill_weight"), (-0.1, *NO_NUMBER)
     ),
     **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),
+    **dict.fromkeys(("min_exploration_noise", "max_exploration_noise"), (-0.1, *NO_NUMBER)),
     "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
     **dict.fromkeys(("munchausen", "gap_weight"), NO_SHARE),

@@ -11,6 +11,7 @@ from polyak.agents.bootstrapped_dqn import BootstrappedDQN
 from polyak.agents.c51 import C51
 from polyak.agents.crossq import CrossQ
 from polyak.agents.dqn import DQN
+from polyak.agents.fast_td3 import FastTD3
 from polyak.agents.iqn import IQN
 from polyak.agents.naf import NAF
 from polyak.agents.ppo import PPO
@@ -44,6 +45,7 @@ AGENTS = {
     "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
+    "fast_td3": lambda: FastTD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
     "crossq": lambda: CrossQ(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
     "naf": lambda: NAF(EnvSpec(OBS, FORCES), network=MLP((8,)), replay=UniformReplay(100)),
     "qt_opt": lambda: QTOpt(EnvSpec(OBS, FORCES), critics=Critics((8,)), replay=UniformReplay(100)),

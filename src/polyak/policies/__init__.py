@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from polyak.policies.network_policy import NetworkPolicy as NetworkPolicy
     from polyak.policies.noise import ActionSmoothing as ActionSmoothing
     from polyak.policies.noise import GaussianNoise as GaussianNoise
+    from polyak.policies.noise import MixedNoise as MixedNoise
     from polyak.policies.noise import OUNoise as OUNoise
     from polyak.policies.python.policy import PythonPolicy as PythonPolicy
+    from polyak.policies.repeated_noise import RepeatedNoise as RepeatedNoise
     from polyak.policies.scripted import Scripted as Scripted
     from polyak.policies.scripted import Uniform as Uniform
     from polyak.policies.sde import StateDependentExploration as StateDependentExploration
@@ -29,8 +31,9 @@ _MODULES = {
     "flow_policy": ("FlowPolicy",),
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
-    "noise": ("ActionSmoothing", "GaussianNoise", "OUNoise"),
+    "noise": ("ActionSmoothing", "GaussianNoise", "MixedNoise", "OUNoise"),
     "python.policy": ("PythonPolicy",),
+    "repeated_noise": ("RepeatedNoise",),
     "sde": ("StateDependentExploration",),
     "scripted": ("Scripted", "Uniform"),
     "stable_baselines": ("StableBaselinesPolicy",),

@@ -17,4 +17,4 @@ PENDULUM = {
 
 DEFAULT = Preset(100_000 * 1024, 1024, PLAYGROUND, "the authors' code, github.com/younggyoseo/FastTD3")
 
-PRESETS: dict[str, Preset] = {"Pendulum-v1": Preset(100_000, 64, PENDULUM, "polyak's preset")}
+PRESETS: dict[str, Preset] = {"Pendulum-v1": Preset(60_000, 64, PENDULUM, "polyak's preset")}

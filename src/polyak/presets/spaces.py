@@ -70,6 +70,20 @@ SPACES: Mapping[str, Space] = {
     "dqn": Q_LEARNING,
     # As many gradient steps of the critics as for one of the actor, 20, in a step of the environment.
     "droq": ACTOR_CRITIC,
+    # Around the numbers of Seo et al. 2025, arXiv:2505.22642, and of their code.
+    "fast_td3": {
+        **{name: values for name, values in ACTOR_CRITIC.items() if name != "num_steps"},
+        "num_atoms": [51, 101, 251],
+        "max_exploration_noise": [0.2, 0.4, 0.8],
+        "target_noise": [0.001, 0.1, 0.2],
+    },
+    # Around the numbers of Kim et al. 2026, arXiv:2604.04539; one width for all residual blocks.
+    "flash_sac": {
+        **{name: values for name, values in ACTOR_CRITIC.items() if name != "num_steps"},
+        "num_atoms": [51, 101],
+        "max_noise_repeats": [1, 4, 16],
+        "network": {"hidden": [[64, 64], [128, 128], [256, 256]]},
+    },
     "impala": {**SHORT_ROLLOUTS, "rho_clip": [1.0, 2.0, 4.0]},
     # Dabney et al. 2018, arXiv:1806.06923, figure 2.
     "iqn": {**Q_LEARNING, "num_tau": [1, 8, 32, 64], "num_target_tau": [1, 8, 32, 64]},
