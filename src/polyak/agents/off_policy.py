@@ -15,11 +15,10 @@ from polyak.agents.agent import BaseAgent
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import follow_by
-from polyak.core.checks import check_created_with
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar
-from polyak.learning.batches import bound_of, normalize, with_bound, without_hidden_rows
+from polyak.learning.batches import check_created_bound, normalize, with_bound, without_hidden_rows
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
 from polyak.learning.normalizers import (
     Normalizers,
@@ -414,7 +413,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             ValueError: the state was created with other settings; the message names the setting.
         """
         check_created_normalizers(self, state.normalizers)
-        check_created_with(self, equal={"max_return": bound_of(state.normalizers)}, present={})
+        check_created_bound(self, state.normalizers)
         self.check_copies(state.copies)
         stored = state.replay
         if isinstance(stored, DrawnBatches):

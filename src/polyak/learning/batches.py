@@ -1,10 +1,12 @@
 """Batches of a replay, as the losses take them."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from polyak.core.checks import check_created_with
 from polyak.core.types import PyTree, Variables
 from polyak.learning.normalizers import Normalizers
 from polyak.networks.adapters import has_batch_statistics
@@ -39,9 +41,16 @@ def with_bound(normalizers: Normalizers, bound: float | None) -> Normalizers:
     return dataclasses.replace(normalizers, reward=bounded)
 
 
-def bound_of(normalizers: Normalizers) -> float | None:
-    """The bound of discounted returns; None without one."""
-    return normalizers.reward.bound if isinstance(normalizers.reward, BoundedRewardScaler) else None
+def check_created_bound(settings: Any, normalizers: Normalizers) -> None:
+    """Check that statistics were created with the agent's `max_return`; the state's would silently replace it.
+
+    Raises:
+        ValueError: they were created with another one.
+    """
+    scaler = normalizers.reward
+    if scaler is not None and scaler.of == "return":
+        bound = scaler.bound if isinstance(scaler, BoundedRewardScaler) else None
+        check_created_with(settings, equal={"max_return": bound}, present={})
 
 
 def without_hidden_rows(batch: Transition, copies: PyTree) -> Transition:
