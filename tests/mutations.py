@@ -112,10 +112,31 @@ MUTATIONS = (
         ("agents/test_crossq.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
     ),
     Mutation(
-        "agents/xqc.py",
-        "lowest = jnp.argmin(next_probs",
-        "lowest = jnp.argmax(next_probs",
-        ("agents/test_xqc.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
+        "agents/atom_settings.py",
+        "lowest = jnp.argmin(probs",
+        "lowest = jnp.argmax(probs",
+        (
+            "agents/test_fast_td3.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",
+            "agents/test_xqc.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",
+        ),
+    ),
+    Mutation(
+        "ops/weight_norm.py",
+        "math.sqrt(x.shape[-1]) * _unit",
+        "_unit",
+        ("agents/test_flash_sac.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
+    ),
+    Mutation(
+        "policies/repeated_noise.py",
+        "jnp.where(is_drawn, repeats, carry.steps) - 1",
+        "jnp.where(is_drawn, repeats, carry.steps) - 2",
+        ("policies/test_repeated_noise.py",),
+    ),
+    Mutation(
+        "ops/bounded_rewards.py",
+        "jnp.where(weight > 0, size, 0.0)",
+        "size",
+        ("ops/test_bounded_rewards.py",),
     ),
     Mutation(
         "ops/weight_norm.py",
