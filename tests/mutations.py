@@ -379,7 +379,7 @@ MUTATIONS = (
     ),
     Mutation(
         "learning/batches.py",
-        "reward=batch.reward / normalizers.reward.stats.stddev()",
+        "reward=batch.reward / divisor",
         "reward=batch.reward",
         ("agents/test_normalized_replay.py::test_batches_are_normalised_by_the_statistics_of_now",),
     ),

@@ -32,9 +32,9 @@ def rollout_of(rewards, first):
 
 
 def test_the_divisor_is_the_largest_return_by_the_bound_or_the_standard_deviation():
-    rewards = np.array([[1.0, 0.5], [-2.0, 1.0], [0.5, np.nan], [1.0, 1.0]])
+    rewards = np.array([[1.0, 0.5], [-2.0, 1.0], [0.5, 50.0], [np.nan, 1.0]])
     first = np.zeros((4, 2), bool)
-    first[2, 0] = True
+    first[2, 0] = first[3, 1] = True
     weight = jnp.array([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     returns, rows = np.array([3.0, -1.0]), []
     for reward, begins in zip(np.nan_to_num(rewards), first, strict=True):
