@@ -167,8 +167,9 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
         agent = agent_class("td3")(agent.spec, sde_sample_freq=4)
     for field in dataclasses.fields(NetworkFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
-        # Rainbow explores by nothing else, and the blocks of SimbaV2 have no other normalization and no dropout.
-        others = {"rainbow": {"noisy": True}, "simbav2": {"residual": "post_norm"}}.get(algorithm, {})
+        # Rainbow explores by nothing else, and the blocks of SimbaV2 and FlashSAC have no other normalization and no dropout.
+        plain = {"residual": "post_norm"}
+        others = {"rainbow": {"noisy": True}, "simbav2": plain, "flash_sac": plain}.get(algorithm, {})
         # NAF has a shared torso, and accepts no other.
         value = False if (algorithm, field.name) == ("naf", "shared_torso") else A_NETWORK[field.name]
         changed = agent
