@@ -277,6 +277,20 @@ def test_simbav2_is_xqc_with_networks_on_hyperspheres_in_every_environment():
         assert agent.actor.residual == agent.critics.residual == "hypersphere" and agent.critics.num_atoms == 101
 
 
+def test_flash_sac_is_xqc_with_inverted_blocks_in_every_environment():
+    spec = EnvSpec(Box([-1.0] * 4, [1.0] * 4), Box([-1.0] * 3, [1.0] * 3))
+    for env_id, num_envs, steps in (("playground/Walker", 1024, 2), ("Hopper-v5", 1, 1), ("jax/Pendulum-v1", 64, 2)):
+        found = preset("flash_sac", env_id)
+        agent = polyak.XQC(spec, **found.settings(found.env_steps))
+        assert agent.actor.residual == agent.critics.residual == "inverted" and agent.weight_norm and agent.policy_delay == 2
+        assert (agent.max_noise_repeats, agent.max_return, agent.v_max, agent.tau) == (16, 5.0, 5.0, 0.01)
+        assert found.num_envs == num_envs and agent.updates_per_step * num_envs == steps
+    # The standard deviation of the authors' target entropy is 0.15.
+    np.testing.assert_allclose(agent.default_target_entropy(None) / 3, 0.5 * np.log(2 * np.pi * np.e * 0.15**2), atol=0.03)
+    fast = polyak.FastTD3(spec, **preset("fast_td3", "playground/Walker").settings(1_000))
+    assert (fast.batch_size, fast.updates_per_step * 1024, fast.tau, fast.normalize_obs) == (32_768, 2, 0.1, True)
+
+
 def test_the_rates_of_xqc_fall_with_the_steps_of_each_network():
     found, spec = preset("xqc", "Hopper-v5"), EnvSpec(Box([-1.0] * 4, [1.0] * 4), Box([-1.0] * 3, [1.0] * 3))
     agent = polyak.XQC(spec, **found.settings(1_000))

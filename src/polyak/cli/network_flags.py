@@ -80,8 +80,11 @@ OF_POLICIES = {"network", "hidden", "activation", "norm", "log_std", "squash_mea
 HAVE_SEQUENCES = {"num_target_critics", "dropped_quantiles", "max_dqda"}
 """Settings that only the agents have whose actor and critics may be recurrent: SAC and TD3, TQC, DDPG."""
 REJECTED = {
-    "theta": {"log_std", "squash_mean"}, "normalize_q": {"log_std"}, "max_exploration_noise": {"log_std"}, "q_lambda": {"noisy"},
-}  # fmt: skip
+    "theta": {"log_std", "squash_mean"},
+    "normalize_q": {"log_std"},
+    "max_exploration_noise": {"log_std"},
+    "q_lambda": {"noisy"},
+}
 """Flags that some agents reject, by a setting that only these agents have."""
 ACCEPTED = {"expectile": "squash_mean"}
 """Flags that some agents with critics take, by a setting that only these agents have."""
