@@ -5,16 +5,18 @@ from polyak.presets.preset import LinearOverTraining, Preset
 # fmt: off
 BLOCKS = {"residual": "inverted"}
 ACTOR = {**BLOCKS, "squash_log_std": True, "log_std": -4.0}
-# The authors' rate falls by half along a cosine.
+# The authors' rates fall by half along a cosine; the rates of actor and α with the steps of these, half of the critics' steps.
+RATE, HALF = LinearOverTraining(3e-4, 1.5e-4), LinearOverTraining(3e-4, 2.25e-4)
 FLASH_SAC = {
     "actor": {"hidden": (128, 128), **ACTOR}, "critics": {"hidden": (256, 256), **BLOCKS}, "policy_delay": 2, "tau": 0.01,
-    "max_noise_repeats": 16, "max_return": 5.0, "learning_rate": LinearOverTraining(3e-4, 1.5e-4), "learning_starts": 10_000,
+    "max_noise_repeats": 16, "max_return": 5.0, "learning_starts": 10_000,
+    "learning_rate": RATE, "actor_learning_rate": HALF, "alpha_learning_rate": HALF,
 }
 MANY_ENVS = {**FLASH_SAC, "batch_size": 2048, "updates_per_step": 2 / 1024}
 PENDULUM = {
-    **MANY_ENVS, "actor": {"hidden": (32,), **ACTOR}, "critics": {"hidden": (64,), **BLOCKS}, "batch_size": 256,
-    "updates_per_step": 1 / 32, "gamma": 0.975, "learning_rate": LinearOverTraining(1e-3, 5e-4), "learning_starts": 4_096,
-    "replay": {"capacity": 100_000},
+    **FLASH_SAC, "actor": {"hidden": (32,), **ACTOR}, "critics": {"hidden": (64,), **BLOCKS}, "batch_size": 256,
+    "updates_per_step": 1 / 32, "gamma": 0.975, "learning_starts": 4_096, "replay": {"capacity": 100_000},
+    **dict.fromkeys(("learning_rate", "actor_learning_rate", "alpha_learning_rate"), LinearOverTraining(1e-3, 5e-4)),
 }
 SOURCE = "the authors' code, github.com/Holiday-Robot/FlashSAC"
 # fmt: on
