@@ -29,6 +29,7 @@ LONGER = {
     "tests/agents/test_dqn_recurrent.py": _TRAININGS,
     "tests/agents/test_dqn_tf_agents.py": _EVERY_AGENT,
     "tests/agents/test_extended.py": _TRAININGS,
+    "tests/agents/test_flash_sac.py": _TRAININGS,
     "tests/agents/test_naf.py": _TRAININGS,
     "tests/agents/test_normalized_replay.py": _EVERY_AGENT,
     "tests/agents/test_on_policy.py": _EVERY_AGENT,
