@@ -206,7 +206,7 @@ def test_it_learns_the_best_action_and_its_value():
         env.spec, width=16, learning_starts=512, batch_size=32, num_steps=1, learning_rate=3e-3, alpha=0.05, num_atoms=41,
         replay=polyak.UniformReplay(16_000),
     )  # fmt: skip
-    state = polyak.loops.compiled(agent, env, env_steps=3_000, key=KEY).state
+    state = polyak.loops.compiled(agent, env, env_steps=2_000, key=KEY).state
     obs = np.array([[-1.0], [1.0]], np.float32)
     action = agent.policy(state).predict(obs)[0]
     np.testing.assert_allclose(action, 0.5 * obs, atol=0.2)

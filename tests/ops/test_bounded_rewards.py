@@ -12,7 +12,7 @@ from polyak.core.types import Rollout
 from polyak.learning.batches import normalize
 from polyak.ops.bounded_rewards import BoundedRewardScaler
 from polyak.ops.normalize import RunningStats
-from tests.agents.test_actor_critics import SPEC, random_rollout
+from tests.agents.test_actor_critics import SPEC, batch, random_rollout
 from tests.agents.test_xqc import make
 
 GAMMA, BOUND = 0.9, 2.0
@@ -56,11 +56,10 @@ def test_an_agent_bounds_the_returns_that_its_critics_learn():
     state = agent.init(jax.random.key(0))
     rollout = random_rollout(agent, reward=lambda x: x + 100.0)
     rollout = Rollout(rollout.time_steps, rollout.actions, carry=((), jnp.zeros(2)))
-    state, _ = jax.jit(agent.update)(state, rollout, jax.random.key(1))
-    largest = state.normalizers.reward.largest
-    assert largest > 300
-    batch = agent.replay.sample(state.replay, jax.random.key(2), 16, num_envs=2, gamma=agent.gamma)
-    np.testing.assert_allclose(normalize(batch, state.normalizers).reward, batch.reward / (largest / BOUND), rtol=1e-5)
+    after = state.normalizers.update(rollout, agent.gamma)
+    assert after.reward.largest > 300
+    rows = batch()
+    np.testing.assert_allclose(normalize(rows, after).reward, rows.reward / (after.reward.largest / BOUND), rtol=1e-5)
     with pytest.raises(ValueError, match=r"this state was created with max_return=2\.0 but the agent sets max_return=None"):
         make(normalize_reward="return", learning_starts=1_000).update(state, rollout, jax.random.key(1))
     with pytest.warns(UserWarning, match=r"max_return=2\.0 has no effect with normalize_reward=None"):
