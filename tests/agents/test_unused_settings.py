@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import polyak
 from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.networks.feedforward import MLP
@@ -95,3 +96,11 @@ def test_outputs_of_a_head_warn_in_agents_of_single_values():
         dataclasses.replace(agent, gamma=0.5)
     c51 = make("c51", network=MLP(head=QValues()))
     assert dataclasses.replace(c51, num_atoms=11).network.head.outputs == 11
+
+
+def test_a_text_that_was_read_from_a_file_is_compared_by_its_letters():
+    read = "".join(["batch", "_renorm"])
+    assert read is not "batch_renorm"  # noqa: F632
+    network = polyak.Critics((8,), norm=read, renorm_warmup=5)
+    with pytest.warns(UserWarning, match="renorm_warmup=5 has no effect with norm='batch', only with norm=batch_renorm"):
+        dataclasses.replace(network, norm="batch")
