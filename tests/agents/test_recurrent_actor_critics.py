@@ -362,6 +362,7 @@ def test_actor_and_critics_carry_what_they_see():
         ({"critics": polyak.GRU(4, head=polyak.Actor())}, r"critics must return \(q, None\)"),
         ({"critics": polyak.GRU(4, head=polyak.QValues())}, r"critics must return \(q, None\)"),
         ({"weight_norm": True}, "weight_norm must be False with recurrent networks"),
+        ({"max_noise_repeats": 4}, "max_noise_repeats must be None with a recurrent actor"),
         ({"num_steps": 8}, "sequence_length - burn_in must be at least num_steps=8"),
         ({"critics": polyak.Critics((4,), norm="batch")}, "networks must have no batch normalization with a SequenceReplay"),
     ],

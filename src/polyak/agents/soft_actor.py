@@ -17,7 +17,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_number, check_unset
 from polyak.core.spaces import Discrete
 from polyak.core.struct import choice, integer, number, setting, struct
-from polyak.core.types import Metrics, PyTree, Scalar, Variables
+from polyak.core.types import Metrics, PyTree, RecurrentNetwork, Scalar, Variables
 from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import action_dimensions, join_logs, train_every
 from polyak.learning.recurrent_replay import apply_to_batch
@@ -403,6 +403,8 @@ class SoftActorAgent(ActorCriticAgent):
         check_sde(self, self._actor)
         if self.sde_sample_freq is not None:
             check_unset(self, ("max_noise_repeats",), "has no effect with sde_sample_freq; leave it out")
+        if isinstance(self.actor, RecurrentNetwork):
+            check_unset(self, ("max_noise_repeats",), "must be None with a recurrent actor, whose noise is drawn at each step")
         if isinstance(self.target_entropy, str):
             object.__setattr__(self, "target_entropy", None)  # "auto"; a leaf of a pytree cannot be a str.
         if self.alpha is not None:
