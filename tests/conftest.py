@@ -122,10 +122,11 @@ def _user_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_programs():
-    """Drop the programs of earlier files above 6 GiB, or a quarter of the memory: a second process runs beside this one."""
+    """Drop the programs of earlier files above 6 GiB, or half of this process's share of the memory."""
     yield
     # Later files compile again what is dropped, so this is not done sooner.
-    limit = min(os.sysconf("SC_PHYS_PAGES") / 4, 6 * 2**30 / os.sysconf("SC_PAGE_SIZE"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 2))
+    limit = min(os.sysconf("SC_PHYS_PAGES") / 2 / processes, 6 * 2**30 / os.sysconf("SC_PAGE_SIZE"))
     if int(Path("/proc/self/statm").read_text().split()[1]) > limit:
         jax.clear_caches()
         gc.collect()
