@@ -11,10 +11,10 @@ import pytest
 
 import polyak
 from polyak import loops
-from polyak.agents.off_policy import count_skips
 from polyak.agents.soft_actor import SoftActorCopies
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary
 from polyak.core.types import Rollout, TimeStep, Variables
+from polyak.learning.skip_counts import count_skips
 from polyak.ops.distributions import TanhNormal
 from polyak.ops.gradient_step import Guard, StepLog, flag_quantities
 from polyak.policies.numpy_policies import numpy_actor

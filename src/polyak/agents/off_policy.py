@@ -28,8 +28,9 @@ from polyak.learning.normalizers import (
     without_returns,
 )
 from polyak.learning.prefill import add_stream
+from polyak.learning.skip_counts import count_skips, nonfinite_data
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.gradient_step import Guard, StepLog, all_finite, diagnose_skips, flag_quantities, in_float32
+from polyak.ops.gradient_step import Guard, StepLog, diagnose_skips, in_float32
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
@@ -269,7 +270,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             copies=copies,
             replay=dataclasses.replace(replay, dropped=state.replay.dropped + dropped, priorities=priorities),
             normalizers=normalizers,
-            guard=count_skips(state.guard, log, dropped, valid, _bad_data(rollout, axis_name)),
+            guard=count_skips(state.guard, log, dropped, valid, nonfinite_data(rollout, axis_name)),
             env_steps=env_steps,
             updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
         )
@@ -468,19 +469,6 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         return self.has_started(env_steps) & (size > 0) & (size * jnp.uint32(num_envs) >= jnp.uint32(least))
 
 
-def count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:
-    """The guard after an update that dropped `dropped` of the `valid` transitions of its rollout.
-
-    A rollout with no transition that can be stored counts as a skipped step, because its environment is broken. A rollout that
-    is stored before `learning_starts` resets the count of consecutive skipped updates.
-    """
-    is_lost = (dropped == valid) & (valid > 0)
-    is_waiting = (dropped < valid) & ~jnp.any(log.skipped | log.applied)
-    skipped, applied = (flags.sum(0, dtype=jnp.uint32) for flags in (log.skipped, log.applied))  # of each network
-    applied = jnp.where(is_lost, jnp.uint32(0), applied + is_waiting.astype(jnp.uint32))
-    return guard.after_update(skipped.at[0].add(is_lost.astype(jnp.uint32)), applied, log.bad.any(0) | (bad_data & is_lost))
-
-
 def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
     """Means of the terms over the applied gradient steps of the first network, and counts."""
     # NaN in a term: a network that this step did not train. Terms with one value per sample are no metrics.
@@ -491,10 +479,3 @@ def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
         "replay/size": state.replay.size * jnp.uint32(num_envs),
         "replay/dropped": state.replay.dropped,
     }
-
-
-def _bad_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " quantities"]:
-    """Flag the quantities of the rollout that have NaN or infinity."""
-    steps, actions = rollout.time_steps, rollout.actions
-    flags = {"obs": ~all_finite(steps.obs), "reward": ~jnp.isfinite(steps.reward).all(), "action": ~all_finite(actions)}
-    return sum_over_devices(flag_quantities(flags).astype(jnp.int32), axis_name) > 0
