@@ -23,9 +23,10 @@ UNUSED = {
     "kl_tolerance": (0.3, "kl_beta=None, only if kl_beta is set"),
     "munchausen_temperature": (0.1, "munchausen=None, only if munchausen is set"),
     "kl_cutoff_factor": (3.0, "kl_cutoff_coef=None, only if kl_cutoff_coef is set"),
+    "reset_keeps": ("dense", "reset_period=None, only if reset_period is set"),
 }
 USED = {"normalize_obs": True, "temperature": None, "normalize_reward": "return"}
-USED |= {"kl_beta": 1.0, "kl_cutoff_coef": 1.0, "munchausen": 0.9}
+USED |= {"kl_beta": 1.0, "kl_cutoff_coef": 1.0, "munchausen": 0.9, "reset_period": 8}
 CASES = [
     (algorithm, name)
     for algorithm in AGENTS
@@ -52,7 +53,7 @@ def test_setting_without_effect_warns_once_and_used_or_default_is_silent(algorit
     fields = agent_class(algorithm).__dataclass_fields__
     make(algorithm, **{key: used for key, used in USED.items() if key in fields}, **{name: value})
     default = fields[name].default
-    given = {key: [None, default] for key in ("clip_obs", "epsilon")}
+    given = {key: [None, default] for key in ("clip_obs", "epsilon", "reset_keeps")}
     for value in given.get(name, [default, np.array([default] * 2)]):
         make(algorithm, **other, **{name: value})
 

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.agents.agent import BaseAgent
+from polyak.agents.resets import Resets, ResetSettings, create_resets, reset_if_due
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import follow_by
@@ -51,6 +52,7 @@ class OffPolicyState:
         guard: counts of skipped gradient steps.
         env_steps: valid transitions seen; schedules are functions of it.
         updates: gradient steps.
+        resets: resets of the networks, with `reset_period`; else None.
     """
 
     copies: PyTree
@@ -59,10 +61,11 @@ class OffPolicyState:
     guard: Guard
     env_steps: StepCount
     updates: UInt32[Array, ""]
+    resets: Resets | None
 
 
 @struct(kw_only=True)
-class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
+class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAgent):
     """An agent that learns from a replay.
 
     A leaf defines `create_copies`, `check_copies`, `train_step`, `policy` and `collect_policy`, and has `TargetSettings` if it
@@ -158,7 +161,8 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         """A new state, with an empty replay."""
         env_steps, updates = StepCount.of(0), jnp.zeros((), jnp.uint32)
         copies, normalizers = self.create_copies(key), with_bound(create_normalizers(self), self.max_return)
-        return OffPolicyState(copies, self._create_replay(), normalizers, Guard.init(), env_steps, updates)
+        resets = create_resets(self, key, copies)
+        return OffPolicyState(copies, self._create_replay(), normalizers, Guard.init(), env_steps, updates, resets)
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that an update has an integer number of gradient steps, and that devices split replay and batches equally.
@@ -182,7 +186,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
     def partition(self, axis_name: str) -> PyTree:
         """The rows of the replay are split by environment; everything else is replicated."""
         replicated: Any = PartitionSpec()
-        return OffPolicyState(replicated, self.replay.partition(axis_name, self.num_steps), *(replicated,) * 4)
+        return OffPolicyState(replicated, self.replay.partition(axis_name, self.num_steps), *(replicated,) * 5)
 
     def add(self, state: OffPolicyState, rollout: Rollout) -> OffPolicyState:
         """The state with a rollout of any policy in its replay (`polyak.train.collect`, `polyak.data.load(...).rollout`).
@@ -262,6 +266,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
 
         follow = self.follow()
         copies = state.copies if follow is None else follow_by(state.copies, follow)
+        copies, resets = reset_if_due(self, copies, state.resets, state.updates, is_learning)
         (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
         # The period is part of the tree structure, and the structure of the state must not change.
         copies = jax.tree.unflatten(jax.tree.structure(state.copies), jax.tree.leaves(copies))
@@ -273,6 +278,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             guard=count_skips(state.guard, log, dropped, valid, nonfinite_data(rollout, axis_name)),
             env_steps=env_steps,
             updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
+            resets=resets,
         )
         metrics = _metrics(new_state, log, num_envs * devices) | self.metrics(state, new_state)
         return new_state, metrics | ring.metrics(new_state.replay, axis_name=axis_name)
@@ -317,6 +323,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
         sample_key, train_key = jax.random.split(key)
         copies, follow = state.copies, self.follow()
         copies = copies if follow is None else follow_by(copies, follow)
+        copies, resets = reset_if_due(self, copies, state.resets, state.updates, jnp.array(True))
         batch = self.replay.sample(replay, sample_key, self.batch_size, **self._draw_options(state.env_steps, 1))
         batch = dataclasses.replace(batch, from_data=jnp.ones(batch.weight.shape, bool))
         copies, log, index = self._train_on(batch, copies, state.normalizers, train_key, None, state.env_steps)
@@ -330,6 +337,7 @@ class OffPolicyAgent(AdamSettings, NormalizationSettings, BaseAgent):
             guard=count_skips(state.guard, log, no_rows, no_rows, jnp.zeros_like(log.bad[0])),
             env_steps=state.env_steps + jnp.uint32(1),
             updates=saturating_add(state.updates, log.applied[:, 0].sum(dtype=jnp.uint32)),
+            resets=resets,
         )
         metrics = _metrics(new_state, log, 1) | self.metrics(state, new_state) | self.replay.metrics(replay)
         return new_state, {name: value for name, value in metrics.items() if not name.startswith("rollout/")}
@@ -475,6 +483,7 @@ def _metrics(state: OffPolicyState, log: StepLog, num_envs: int) -> Metrics:
     metrics: Metrics = {f"train/{name}": Mean.of(term, log.applied[:, 0]) for name, term in log.terms.items() if term.ndim == 1}
     return metrics | {
         "train/n_updates": state.updates,
+        **({} if state.resets is None else {"train/resets": state.resets.count}),
         **state.guard.metrics(),
         "replay/size": state.replay.size * jnp.uint32(num_envs),
         "replay/dropped": state.replay.dropped,

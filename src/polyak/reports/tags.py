@@ -80,6 +80,7 @@ GROUPS = (
             "train/learning_rate": "The learning rate of its schedule.",
             "train/clip_range": "The clip range of its schedule.",
             "train/n_updates": "Gradient steps so far. Healthy: a straight line; 0 means that learning has not started.",
+            "train/resets": "Resets of the networks so far. Healthy: the return falls at each, and recovers soon.",
             "train/skipped_steps": "Healthy: 0; it counts gradient steps that NaN or infinity made impossible.",
         },
         r"train/",
