@@ -35,6 +35,7 @@ REPLAY = (
         "redq",
         "sac",
         "simbav2",
+        "sr_sac",
         "td3",
         "td3_bc",
         "tqc",

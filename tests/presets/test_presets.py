@@ -269,6 +269,14 @@ def test_redq_and_droq_are_sac_with_twenty_gradient_steps_in_every_environment(a
         assert (agent.target_entropy == -1.0) == (env_id == "Hopper-v5")
 
 
+def test_sr_sac_is_sac_with_many_gradient_steps_and_resets_in_every_environment():
+    for env_id, updates, resets in (("Pendulum-v1", 16, 3), ("Nowhere-v0", 32, 6)):
+        found = preset("sr_sac", env_id)
+        agent = agent_class("sr_sac")(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])), **found.settings(1_000))
+        assert isinstance(agent, polyak.SAC) and agent.updates_per_step == updates
+        assert (found.env_steps - agent.learning_starts) * updates // agent.reset_period == resets
+
+
 def test_simbav2_is_xqc_with_networks_on_hyperspheres_in_every_environment():
     for env_id in ("Pendulum-v1", "Hopper-v5", "Nowhere-v0"):
         settings = preset("simbav2", env_id).settings(1_000)

@@ -31,9 +31,10 @@ AGENTS = {
     "rainbow": "polyak.agents.c51:C51",
     "reinforce": "polyak.agents.reinforce:REINFORCE",
     "sac": "polyak.agents.sac:SAC",
-    # After "sac", the name of the class: both are SAC with the settings of presets/droq.py and presets/redq.py.
+    # After "sac", the name of the class: these are SAC with the settings of presets/droq.py, redq.py and sr_sac.py.
     "droq": "polyak.agents.sac:SAC",
     "redq": "polyak.agents.sac:SAC",
+    "sr_sac": "polyak.agents.sac:SAC",
     "td3": "polyak.agents.td3:TD3",
     "td3_bc": "polyak.agents.td3_bc:TD3BC",
     "tqc": "polyak.agents.tqc:TQC",

@@ -29,6 +29,7 @@ from polyak.presets import (
     reinforce,
     sac,
     simbav2,
+    sr_sac,
     td3,
     td3_bc,
     tqc,
@@ -69,6 +70,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("reinforce", reinforce.PRESETS),
         ("sac", sac.PRESETS),
         ("simbav2", simbav2.PRESETS),
+        ("sr_sac", sr_sac.PRESETS),
         ("td3", td3.PRESETS),
         ("td3_bc", td3_bc.PRESETS),
         ("tqc", tqc.PRESETS),
@@ -89,6 +91,7 @@ DEFAULTS: dict[str, Preset] = {
     "rainbow": rainbow.DEFAULT,
     "redq": redq.DEFAULT,
     "simbav2": simbav2.DEFAULT,
+    "sr_sac": sr_sac.DEFAULT,
     "td3_bc": td3_bc.DEFAULT,
 }
 """Settings for environments without a preset: of algorithms that are settings of another one, or the paper's."""

@@ -126,6 +126,8 @@ SPACES: Mapping[str, Space] = {
         "updates_per_step": [1.0, 2.0],
         "network": {"hidden": [[128], [256], [128, 128], [256, 256]]},
     },
+    # The number of gradient steps as in droq.
+    "sr_sac": ACTOR_CRITIC,
     "td3": NOISY,
     "tqc": {**ACTOR_CRITIC, "num_quantiles": {"low": 5, "high": 50}, "dropped_quantiles": {"low": 0, "high": 4}},
     "xqc": {**ACTOR_CRITIC, "num_atoms": [51, 101], "policy_delay": [1, 2, 3], "updates_per_step": [1.0, 2.0]},
