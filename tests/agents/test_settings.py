@@ -61,6 +61,7 @@ WRONG = {
     ),
     **dict.fromkeys(("target_noise", "target_noise_clip"), (-0.1, *NO_NUMBER)),
     **dict.fromkeys(("min_exploration_noise", "max_exploration_noise"), (-0.1, *NO_NUMBER)),
+    "parameter_noise": (1.5, *NOT_POSITIVE),
     "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
     **dict.fromkeys(("munchausen", "gap_weight"), NO_SHARE),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.agents.action_noise import ActionNoiseSettings
+from polyak.agents.action_noise import ActionNoiseSettings, ParameterNoiseSettings
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.sequence_settings import SequenceSettings
@@ -19,7 +19,6 @@ from polyak.learning.actor_critic_updates import (
     critic_terms,
     join_logs,
 )
-from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
@@ -32,7 +31,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class DDPG(SequenceSettings, ActionNoiseSettings, TargetSettings, ActorCriticAgent):
+class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, TargetSettings, ActorCriticAgent):
     """DDPG for Box actions.
 
         L(θ) = E[ huber_κ(y - Q_θ(s, a)) ],    y = r + γ^m Q_target(s', π_target(s'))
@@ -65,11 +64,12 @@ class DDPG(SequenceSettings, ActionNoiseSettings, TargetSettings, ActorCriticAge
 
     def __post_init__(self) -> None:
         self._check_boxes()
-        self._set_networks(Actor(std="fixed"), Critics(num_critics=1))
+        self._set_networks(self.default_actor(), Critics(num_critics=1))
         check_settings(self)
         self._check_together()
         check_no_sde("DDPG", self._actor)
         self.check_noise()
+        self.check_parameter_noise(self.actor, ("exploration", "exploration_noise", "theta"))
         if self.replay.draws_sequences and self.exploration == "ou":
             raise ValueError("DDPG: exploration must be 'gaussian' with a SequenceReplay, which stores no noise; got 'ou'")
 
@@ -83,8 +83,9 @@ class DDPG(SequenceSettings, ActionNoiseSettings, TargetSettings, ActorCriticAge
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        noisy = self.add_noise(self._network_policy(state, state.copies.actor.online), state.env_steps)
-        return self._to_collect(RandomWarmStart(noisy, self.learning_starts, state.env_steps), state)
+        policy = self._network_policy(state, state.copies.actor.online)
+        explorer = self.add_parameter_noise(policy) or self.add_noise(policy, state.env_steps)
+        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
         self,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.action_noise import ParameterNoiseSettings
 from polyak.agents.delayed_actor import ValueCriticsAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.sequence_settings import SequenceSettings
@@ -32,7 +33,7 @@ from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TD3(SequenceSettings, ValueCriticsAgent):
+class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
     """TD3 for Box actions.
 
         L(θ) = E[ Σ_i huber_κ(y - Q_θi(s, a)) ],    y = r + γ^m min_i Q_target,i(s', a'),
@@ -75,12 +76,13 @@ class TD3(SequenceSettings, ValueCriticsAgent):
 
     def __post_init__(self) -> None:
         self._check_boxes()
-        self._set_networks(Actor(std="fixed") if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0), Critics())
+        self._set_networks(self.default_actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0), Critics())
         check_settings(self)
         self._check_together()
         check_sde(self, self._actor)
         if self.sde_sample_freq is not None:
             check_unset(self, ("exploration_noise",), "has no effect with sde_sample_freq; leave it out")
+        self.check_parameter_noise(self.actor, ("exploration_noise", "sde_sample_freq"))
 
     def check_critics(self, variables: Variables) -> None:
         """Check the critics, and that there are at least `num_target_critics`."""
@@ -88,11 +90,12 @@ class TD3(SequenceSettings, ValueCriticsAgent):
         check_num_target_critics("TD3", self.num_target_critics, num_critics)
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
-        """The actor's action with Gaussian or state-dependent noise; until `learning_starts` uniformly random actions."""
+        """The actor's action with noise; until `learning_starts` uniformly random actions."""
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         explorer = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
+        explorer = self.add_parameter_noise(policy) or explorer
         return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def td_target(

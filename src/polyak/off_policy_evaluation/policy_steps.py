@@ -27,13 +27,14 @@ from polyak.ops.distributions.events import add
 from polyak.ops.distributions.exploration import Select, select_rows
 from polyak.policies.mixture import Mixture
 from polyak.policies.noise import ActionSmoothing, OUNoise
+from polyak.policies.parameter_noise import ParameterNoise
 from polyak.policies.q_policy import FreshNoise
 from polyak.policies.sde import StateDependentExploration
 
 # Rows in one call of a policy or of action values.
 CHUNK = 4096
 # They act by draws or earlier actions of their own, which the data lack.
-SELF_DEPENDENT = (Mixture, OUNoise, ActionSmoothing, StateDependentExploration, FreshNoise)
+SELF_DEPENDENT = (Mixture, OUNoise, ActionSmoothing, StateDependentExploration, ParameterNoise, FreshNoise)
 
 Outputs = Callable[[Any, PyTree, PRNGKeyArray], PyTree]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyak.policies.noise import GaussianNoise as GaussianNoise
     from polyak.policies.noise import MixedNoise as MixedNoise
     from polyak.policies.noise import OUNoise as OUNoise
+    from polyak.policies.parameter_noise import ParameterNoise as ParameterNoise
     from polyak.policies.python.policy import PythonPolicy as PythonPolicy
     from polyak.policies.repeated_noise import RepeatedNoise as RepeatedNoise
     from polyak.policies.scripted import Scripted as Scripted
@@ -32,6 +33,7 @@ _MODULES = {
     "mixture": ("Mixture",),
     "network_policy": ("DiscountedReturn", "Greedy", "NetworkPolicy"),
     "noise": ("ActionSmoothing", "GaussianNoise", "MixedNoise", "OUNoise"),
+    "parameter_noise": ("ParameterNoise",),
     "python.policy": ("PythonPolicy",),
     "repeated_noise": ("RepeatedNoise",),
     "sde": ("StateDependentExploration",),

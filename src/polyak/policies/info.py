@@ -15,6 +15,7 @@ from polyak.ops.distributions import Deterministic, Distribution
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.policies.parameter_noise import ParameterNoise
 from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.python.policy import PythonPolicy
 from polyak.policies.q_policy import FreshNoise
@@ -146,7 +147,7 @@ def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTre
             return _find_valued(policy.policy, None if carry is None else carry[0])
         case Greedy() | EpsilonGreedy() | Boltzmann() | FreshNoise() | GaussianNoise() | RandomWarmStart() | WithInfo():
             return _find_valued(policy.policy, carry)
-        case StateDependentExploration():
+        case StateDependentExploration() | ParameterNoise():
             return _find_valued(policy.policy, ())
         case NetworkPolicy() if isinstance(policy.network, Actor):
             return None  # An actor has no value; the critics are separate.

@@ -87,9 +87,10 @@ class Preset:
         Args:
             changes: fields that replace the preset's. Fields of the preset that would have no effect are left out: with a fixed
                 `alpha` the settings of a learned α, and vice versa; with a `temperature` the `epsilon`; with an `optimizer` the
-                settings of Adam and RMSProp; with a `theta`, which only Ornstein-Uhlenbeck noise has, the `exploration`; with a
-                network that replaces a noisy one the `epsilon` of 0; and with a `learning_rate` the schedules of the rates of
-                actor and α, which go with the preset's. The actor's noise follows `sde_sample_freq`.
+                settings of Adam and RMSProp; with a `theta`, which only Ornstein-Uhlenbeck noise has, the `exploration`; with
+                `parameter_noise` the noise on actions; with a network that replaces a noisy one the `epsilon` of 0; and with a
+                `learning_rate` the schedules of the rates of actor and α, which go with the preset's. The actor's noise follows
+                `sde_sample_freq`, and its layers are normalized with `parameter_noise`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
@@ -110,7 +111,9 @@ class Preset:
             settings["replay"] = make_replay(settings["replay"], env_steps)
         if networks := (self.values.keys() - changed.keys()) & {"network", "actor", "critics"}:
             has_sde = settings.get("sde_sample_freq") is not None
-            settings |= {name: build_network(name, _with_noise(name, settings[name], has_sde=has_sde)) for name in networks}
+            actor = {"norm": "layer"} if settings.get("parameter_noise") is not None else {}
+            fields = {name: (actor if name == "actor" else {}) | dict(settings[name]) for name in networks}
+            settings |= {name: build_network(name, _with_noise(name, fields[name], has_sde=has_sde)) for name in networks}
         return settings
 
 
@@ -165,6 +168,8 @@ def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
         unused += OPTIMIZER_SETTINGS
     if changes.get("theta") is not None:
         unused += ("exploration",)
+    if changes.get("parameter_noise") is not None:
+        unused += ("exploration", "exploration_noise", "theta")
     return unused
 
 
