@@ -245,6 +245,24 @@ MUTATIONS = (
         ("agents/test_training_mode.py::test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout",),
     ),
     Mutation(
+        "agents/resets.py",
+        "resets.updates >= jnp.uint32",
+        "resets.updates > jnp.uint32",
+        ("agents/test_resets.py::test_the_update_after_a_period_begins_with_new_networks",),
+    ),
+    Mutation(
+        "replay/returns.py",
+        "is_running = old.is_running & continues",
+        "is_running = old.is_running",
+        ("replay/test_returns.py::test_returns_are_sums_to_the_end_of_terminated_episodes",),
+    ),
+    Mutation(
+        "policies/parameter_noise.py",
+        "carry.distance + jnp.where(valid, distance, 0.0)",
+        "carry.distance + distance",
+        ("policies/test_parameter_noise.py::test_sigma_changes_after_50_valid_steps_by_their_distance",),
+    ),
+    Mutation(
         "agents/pqn.py",
         "obs=fill_rows(batch.obs, batch.weight)",
         "obs=batch.obs",

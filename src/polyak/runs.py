@@ -25,6 +25,7 @@ from polyak.networks.pair import ActorAndCritic, RecurrentActorAndCritic
 from polyak.networks.recurrent import GRU, LSTM
 from polyak.ops import schedules
 from polyak.replay import HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay
+from polyak.replay.returns import ReturnReplay
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
@@ -210,7 +211,7 @@ def config_classes() -> dict[str, type]:
     """Return the classes that a `config.json` may name, including every agent in `AGENTS` and `WRAPPERS`."""
     pairs = (ActorAndCritic, RecurrentActorAndCritic, PolicyOnly, ValueOnly)
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
-    replays = (HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay)
+    replays = (HindsightReplay, MixedReplay, PrioritizedReplay, ReturnReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, WRAPPERS | AGENTS)
     return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
 

@@ -64,7 +64,7 @@ WRONG = {
     "parameter_noise": (1.5, *NOT_POSITIVE),
     "exploration_noise": (-0.1, *NO_NUMBER, Linear(1.0, -0.1)),
     **dict.fromkeys(("gamma", "gae_lambda", "q_lambda", "ema_tau", "kl_tolerance", "rms_decay"), NO_SHARE),
-    **dict.fromkeys(("munchausen", "gap_weight"), NO_SHARE),
+    **dict.fromkeys(("munchausen", "gap_weight", "monte_carlo_weight"), NO_SHARE),
     "munchausen_temperature": NOT_POSITIVE,
     "num_bc_steps": NO_COUNT,
     "critic_penalty": (-0.1, *NO_NUMBER),

@@ -18,6 +18,7 @@ from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.returns import with_returns
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import UniformReplay
 
@@ -36,6 +37,10 @@ class DQN(MunchausenSettings, QAgent):
 
         - α_g min(gap(s), gap(s')),    gap(s) = max_b Q_target(s, b) - Q_target(s, a),    0 at a terminal state
 
+    With `monte_carlo_weight`, β, the target y is mixed with the return of the rest of the episode:
+
+        (1 - β) y + β Σ_k γ^k r_{t+k}    if the episode has terminated; else y
+
     Two terms are for learning from data (`polyak.train.offline`, or `polyak.train.run` with `data`): CQL(H) with `cql_weight`,
     which lowers the values of all actions but the data's, and with `margin` the loss of demonstrations, by which a
     demonstrator's actions are better by m than all others,
@@ -53,6 +58,8 @@ class DQN(MunchausenSettings, QAgent):
         huber_delta: κ, the error above which the loss is linear; None takes the squared error δ².
         gap_weight: α_g, for persistent advantage learning (Bellemare et al. 2016, arXiv:1512.04860, who have 0.9); None leaves
             the gaps out.
+        monte_carlo_weight: β, for mixed Monte Carlo (Bellemare et al. 2016, arXiv:1606.01868; Ostrovski et al. 2017,
+            arXiv:1703.01310, have 0.1), with a `UniformReplay`. None leaves returns out.
         cql_weight: α_c (Kumar et al. 2020, CQL, arXiv:2006.04779); None leaves the term out.
         margin: m, in the units of values (Hester et al. 2018, DQfD, arXiv:1704.03732, which has 0.8); None leaves the loss out.
         margin_weight: λ.
@@ -68,6 +75,7 @@ class DQN(MunchausenSettings, QAgent):
     replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
     gap_weight: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
+    monte_carlo_weight: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     cql_weight: Scalar | None = number(default=None, at_least=0, optional=True)
     margin: Scalar | None = number(default=None, above=0, optional=True)
     margin_weight: Scalar = number(default=1.0, above=0, used_if=("margin", ...))
@@ -77,6 +85,8 @@ class DQN(MunchausenSettings, QAgent):
         check_settings(self)
         if self.munchausen is not None and self.gap_weight is not None:
             raise ValueError("DQN: munchausen and gap_weight are two ways to increase the action gap; leave one of them out")
+        if self.monte_carlo_weight is not None:
+            object.__setattr__(self, "replay", with_returns("DQN", self.replay, self.gamma))
         check_sequences("DQN", self.network, self.replay, self.num_steps)
         self._check_together()
 
@@ -140,7 +150,16 @@ class DQN(MunchausenSettings, QAgent):
         if self.gap_weight is not None:
             q, _ = self._values(target, batch.obs, fold(key, 3))
             reward = reward - self.gap_weight * self.action_gap(q, next_q, batch)
-        return jax.lax.stop_gradient(reward + batch.discount * next_value)
+        return jax.lax.stop_gradient(self.mix_returns(reward + batch.discount * next_value, batch))
+
+    def mix_returns(self, y: Float[Array, " N"], batch: Transition) -> Float[Array, " N"]:
+        """(1 - β) y + β Σ_k γ^k r_{t+k} of targets y, where the whole return is known; else, or without β, y."""
+        if self.monte_carlo_weight is None:
+            return y
+        if batch.whole_return is None or batch.has_whole_return is None:
+            raise ValueError("DQN: monte_carlo_weight needs transitions with whole_return, which the agent's replay draws")
+        mixed = y + self.monte_carlo_weight * (self.reward_scale * batch.whole_return - y)
+        return jnp.where(batch.has_whole_return, mixed, y)
 
     def action_gap(self, q: Float[Array, "N n"], next_q: Float[Array, "N n"], batch: Transition) -> Float[Array, " N"]:
         """min(gap(s), gap(s')) of values at s and s'."""

@@ -28,7 +28,8 @@ def normalize(batch: Transition, normalizers: Normalizers) -> Transition:
     scaler = normalizers.reward
     if scaler is not None:
         divisor = scaler.divisor() if isinstance(scaler, BoundedRewardScaler) else scaler.stats.stddev()
-        batch = dataclasses.replace(batch, reward=batch.reward / divisor)
+        whole_return = None if batch.whole_return is None else batch.whole_return / divisor
+        batch = dataclasses.replace(batch, reward=batch.reward / divisor, whole_return=whole_return)
     return batch
 
 

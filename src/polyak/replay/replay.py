@@ -55,6 +55,7 @@ class ReplayState:
         carries: the recurrent states of a `SequenceReplay`, leaves `[capacity // num_steps, ...]`, or None.
         episodes: the `Episodes` of a `HindsightReplay`, or None.
         data: the `ReplayState` of the data of a `MixedReplay`, or None.
+        returns: the `Returns` of a `ReturnReplay`, or None.
     """
 
     rows: Rows
@@ -67,6 +68,7 @@ class ReplayState:
     carries: PyTree = None
     episodes: PyTree = None
     data: PyTree = None
+    returns: PyTree = None
 
     @property
     def capacity(self) -> int:
@@ -115,6 +117,8 @@ class Transition:
         next_action: the action that the replay has for `next_obs`; None for transitions from elsewhere.
         has_next_action: `next_action` was taken in `next_obs`: the episode goes on, and its next row is in the replay.
         from_data: the transition is of a data set, in a batch of a `MixedReplay` or of `polyak.train.offline`; else None.
+        whole_return: Σ γ^k r_{t+k} to the end of the episode, of a `ReturnReplay`; else None.
+        has_whole_return: `whole_return` is known, as the episode has terminated.
     """
 
     obs: PyTree
@@ -130,6 +134,8 @@ class Transition:
     next_action: PyTree = None
     has_next_action: Bool[Array, " N"] | None = None
     from_data: Bool[Array, " N"] | None = None
+    whole_return: Float[Array, " N"] | None = None
+    has_whole_return: Bool[Array, " N"] | None = None
 
 
 class Replay(abc.ABC):

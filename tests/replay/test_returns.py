@@ -1,0 +1,141 @@
+"""Returns of a replay against sums over whole episodes, and the target of mixed Monte Carlo."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import polyak
+from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.types import Rollout, TimeStep
+from polyak.learning.batches import normalize
+from polyak.replay import UniformReplay
+from polyak.replay.returns import ReturnReplay
+from tests import probe_envs
+from tests.agents.resuming import check_resuming, in_both_loops
+from tests.agents.rollouts import flags
+
+KEY = jax.random.key(0)
+SPEC = EnvSpec(Box([-9.0], [9.0]), Discrete(2))
+GAMMA, STEPS, ENVS = 0.9, 4, 3
+
+
+def timeline(total=48, seed=0):
+    """Rewards and flags: NaN at the end of an episode and before the end of another, and a new stream at step 24."""
+    rng = np.random.default_rng(seed)
+    terminated, truncated, first = flags(rng, total, ENVS, 0.06)
+    for t in range(24, total):
+        first[t] = (t == 24) | terminated[t - 1] | truncated[t - 1]
+        terminated[t], truncated[t] = terminated[t] & ~first[t], truncated[t] & ~first[t]
+    reward = np.where(first, 0.0, rng.normal(size=first.shape)).astype(np.float32)
+    end, other = (np.flatnonzero(terminated[:, env])[-1] for env in (1, 2))
+    assert end > 0 and not first[other - 3 : other, 2].any()
+    reward[end, 1] = reward[other - 1, 2] = np.nan
+    return reward, terminated, truncated, first
+
+
+def rollout_at(line, start):
+    reward, terminated, truncated, first = (jnp.asarray(x[start : start + STEPS + 1]) for x in line)
+    if start == 20:  # What the last step of the first stream leads to.
+        first = first.at[-1].set(False)
+    obs = jnp.zeros((STEPS + 1, ENVS, 1))
+    return Rollout(TimeStep(obs, reward, terminated, truncated, first), jnp.zeros((STEPS, ENVS), jnp.int32))
+
+
+def slow(line, t, env, newest):
+    """The return from step t and True, or None and False where the episode has not terminated by the newest step."""
+    reward, terminated, truncated, _ = (x[:, env] for x in line)
+    total, power = 0.0, 1.0
+    for step in range(t, newest):
+        if not np.isfinite(reward[step + 1]) or step + 1 == 24:
+            return None, False
+        total, power = total + power * reward[step + 1], power * GAMMA
+        if terminated[step + 1]:
+            return total, True
+        if truncated[step + 1]:
+            return None, False
+    return None, False
+
+
+@pytest.mark.parametrize("capacity", [ENVS * 16, ENVS * 64 + 1], ids=["overwritten", "not full"])
+def test_returns_are_sums_to_the_end_of_terminated_episodes(capacity):
+    ring, line = ReturnReplay(capacity, gamma=GAMMA), timeline()
+    state = ring.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=STEPS)
+    add, slots, known, unknown = jax.jit(ring.add), capacity // (ENVS * STEPS) * STEPS, 0, 0
+    for start in range(0, 48, STEPS):
+        state = add(state, rollout_at(line, start))
+        newest = start + STEPS
+        for t in range(max(0, newest - slots + 1), newest):
+            for env in range(ENVS):
+                row = t % slots * ENVS + env
+                if not state.rows.valid[row]:
+                    continue
+                value, is_whole = slow(line, t, env, newest)
+                assert bool(state.returns.is_whole[row]) == is_whole, (start, t, env)
+                known, unknown = known + is_whole, unknown + (not is_whole)
+                if is_whole:
+                    np.testing.assert_allclose(state.returns.value[row], value, rtol=1e-5, atol=1e-6)
+    assert min(known, unknown) > 40
+    assert all(bool(jnp.isfinite(x).all()) for x in (state.returns.value, state.returns.discount))
+    batch = ring.sample(state, KEY, 64, num_envs=ENVS, gamma=GAMMA)
+    np.testing.assert_array_equal(batch.whole_return, state.returns.value[batch.index])
+    np.testing.assert_array_equal(batch.has_whole_return, state.returns.is_whole[batch.index])
+
+
+def make(spec=SPEC, **settings):
+    small = {"network": polyak.MLP((8,)), "batch_size": 16, "replay": UniformReplay(512), "monte_carlo_weight": 0.25}
+    return polyak.DQN(spec, **{**small, "learning_starts": 32, "num_steps": 4, **settings})
+
+
+def test_the_target_mixes_known_returns_alone():
+    agent = make(gamma=0.8, reward_scale=2.0)
+    assert agent.replay == ReturnReplay(512, gamma=0.8) and dataclasses.replace(agent, gamma=0.5).replay.gamma == 0.5
+    plain, state = make(monte_carlo_weight=None, gamma=0.8, reward_scale=2.0), agent.init(KEY)
+    assert type(plain.replay) is UniformReplay and plain.init(KEY).replay.returns is None
+    line = (np.ones((5, ENVS), np.float32), *(np.zeros((5, ENVS), bool) for _ in range(3)))
+    line[1][2, 0] = line[3][3, 0] = True  # The first environment terminates at its second step.
+    replay = agent.replay.add(state.replay, rollout_at(line, 0))
+    batch = agent.replay.sample(replay, KEY, 64, num_envs=ENVS, gamma=agent.gamma)
+    online, target = state.copies.online, state.copies.variables("target")
+    mixed, td = (each.td_target(batch, online=online, target=target) for each in (agent, plain))
+    row = np.asarray(batch.index)
+    whole = np.select([row == 0, row == ENVS], [1.0 + 0.8, 1.0], np.nan)
+    assert np.isfinite(whole).any() and np.isnan(whole).any()
+    np.testing.assert_allclose(mixed, np.where(np.isnan(whole), td, 0.75 * td + 0.25 * 2.0 * whole), rtol=1e-5)
+    hidden = dataclasses.replace(batch, whole_return=jnp.where(batch.has_whole_return, batch.whole_return, jnp.nan))
+    np.testing.assert_array_equal(agent.td_target(hidden, online=online, target=target), mixed)
+
+
+def test_returns_are_scaled_as_rewards():
+    agent = make(normalize_reward="reward")
+    state = agent.init(KEY)
+    rollout = rollout_at(timeline(), 8)
+    normalizers = state.normalizers.update(rollout, agent.gamma)
+    batch = agent.replay.sample(agent.replay.add(state.replay, rollout), KEY, 16, num_envs=ENVS, gamma=agent.gamma)
+    scaled = normalize(batch, normalizers)
+    np.testing.assert_allclose(scaled.whole_return, batch.whole_return / normalizers.reward.stats.stddev(), rtol=1e-6)
+    assert not np.array_equal(scaled.whole_return, batch.whole_return)
+
+
+def test_other_replays_are_rejected():
+    with pytest.raises(ValueError, match="DQN: monte_carlo_weight must be None unless replay is a UniformReplay, got Prior"):
+        make(replay=polyak.PrioritizedReplay(512))
+
+
+@pytest.mark.slow
+@in_both_loops
+def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
+    check_resuming(partial(make, normalize_reward="return"), "CartPole-v1", loop, devices, tmp_path)
+
+
+@pytest.mark.slow
+def test_values_are_returns_with_a_weight_of_one():
+    """Of a reward at the end of three steps, with targets that hardly follow: one-step targets would not have arrived."""
+    env = probe_envs.settings(sees="step", pays="at the end", length=3)
+    agent = make(env.spec, monte_carlo_weight=1.0, gamma=0.5, learning_rate=1e-2, updates_per_step=1.0, target_period=10**6)
+    (state,) = probe_envs.train_in(agent, [env], 4, 150)
+    values, _ = agent.network.apply(state.copies.online, jnp.array([[0.0], [1.0], [2.0]]))[0]
+    np.testing.assert_allclose(values, np.array([[0.25], [0.5], [1.0]]) * np.ones(2), atol=0.1)
