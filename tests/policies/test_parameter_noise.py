@@ -1,7 +1,6 @@
 """Noise on parameters: actions against a network whose parameters are changed by hand, when noise is new, and the pace of σ."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.policies import NetworkPolicy, ParameterNoise
 from polyak.presets import preset
-from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.test_crossq import Aim, AutoReset
 
 KEY = jax.random.key(0)
@@ -91,6 +89,7 @@ def test_sigma_changes_after_50_valid_steps_by_their_distance():
     assert std[0] > 0.02 and std[3] < 1.0
 
 
+@pytest.mark.slow
 def test_sigma_settles_where_actions_differ_by_delta():
     policy = noisy(0.3)
 
@@ -143,18 +142,10 @@ def test_wrong_policies_are_rejected():
 
 
 @pytest.mark.slow
-@in_both_loops
-def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
-    agent_for = partial(make, "ddpg", actor=NETWORK, learning_starts=32)
-    check_resuming(agent_for, "Pendulum-v1", loop, devices, tmp_path, action_scaling="rescale")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AGENTS)
-def test_it_finds_the_best_action(name):
+def test_it_finds_the_best_action():
     env = AutoReset(Aim(), 8)
-    agent = make(name, env.spec, actor=polyak.Actor((32,), std="fixed", norm="layer"), batch_size=32, learning_starts=64,
-        critics=polyak.Critics((32,), num_critics=1 if name == "ddpg" else 2), learning_rate=1e-2, num_steps=1,
+    agent = make("td3", env.spec, actor=polyak.Actor((32,), std="fixed", norm="layer"), batch_size=32, learning_starts=64,
+        critics=polyak.Critics((32,)), learning_rate=1e-2, num_steps=1,
         replay=polyak.UniformReplay(16_000))  # fmt: skip
     state = polyak.loops.compiled(agent, env, env_steps=3_000, key=KEY).state
     obs = np.array([[-1.0], [1.0]], np.float32)

@@ -12,11 +12,13 @@ import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
 from polyak.learning.batches import normalize
-from polyak.replay import UniformReplay
+from polyak.learning.normalizers import create_normalizers
+from polyak.replay import Transition, UniformReplay
 from polyak.replay.returns import ReturnReplay
 from tests import probe_envs
 from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.rollouts import flags
+from tests.selection import quick
 
 KEY = jax.random.key(0)
 SPEC = EnvSpec(Box([-9.0], [9.0]), Discrete(2))
@@ -60,7 +62,7 @@ def slow(line, t, env, newest):
     return None, False
 
 
-@pytest.mark.parametrize("capacity", [ENVS * 16, ENVS * 64 + 1], ids=["overwritten", "not full"])
+@pytest.mark.parametrize("capacity", quick("overwritten", of={"overwritten": ENVS * 16, "not full": ENVS * 64 + 1}))
 def test_returns_are_sums_to_the_end_of_terminated_episodes(capacity):
     ring, line = ReturnReplay(capacity, gamma=GAMMA), timeline()
     state = ring.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=STEPS)
@@ -110,14 +112,14 @@ def test_the_target_mixes_known_returns_alone():
 
 
 def test_returns_are_scaled_as_rewards():
-    agent = make(normalize_reward="reward")
-    state = agent.init(KEY)
-    rollout = rollout_at(timeline(), 8)
-    normalizers = state.normalizers.update(rollout, agent.gamma)
-    batch = agent.replay.sample(agent.replay.add(state.replay, rollout), KEY, 16, num_envs=ENVS, gamma=agent.gamma)
+    normalizers = create_normalizers(make(normalize_reward="reward")).update(rollout_at(timeline(), 8), GAMMA)
+    ones = jnp.ones(2)
+    batch = Transition(
+        (), (), None, ones, ones, (), None, ones, jnp.arange(2), whole_return=3 * ones, has_whole_return=ones > 0
+    )
     scaled = normalize(batch, normalizers)
-    np.testing.assert_allclose(scaled.whole_return, batch.whole_return / normalizers.reward.stats.stddev(), rtol=1e-6)
-    assert not np.array_equal(scaled.whole_return, batch.whole_return)
+    np.testing.assert_allclose(scaled.whole_return, 3 * scaled.reward, rtol=1e-6)
+    assert not np.array_equal(scaled.reward, ones)
 
 
 def test_other_replays_are_rejected():
