@@ -86,8 +86,8 @@ def create_resets(settings: Any, key: PRNGKeyArray, copies: PyTree) -> Resets | 
     for layer in _kept(settings):
         if layer not in found:
             raise ValueError(f"{type(settings).__name__}: reset_keeps: {unknown_name(layer, found, 'layer')}")
-    zero = jnp.zeros((), jnp.uint32)
-    return Resets(jax.random.fold_in(key, RESETS), zero, zero)
+    # Two buffers, because the state is donated.
+    return Resets(jax.random.fold_in(key, RESETS), jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
 
 
 def reset_if_due(
