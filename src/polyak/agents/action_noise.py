@@ -64,7 +64,7 @@ class ParameterNoiseSettings:
         """The policy with noise on its parameters; None without `parameter_noise`."""
         return None if self.parameter_noise is None else ParameterNoise(policy, self.parameter_noise)
 
-    def check_parameter_noise(self, actor: Network, others: Iterable[str]) -> None:
+    def check_parameter_noise(self, actor: Network | None, others: Iterable[str]) -> None:
         """Check that, with `parameter_noise`, no other noise is set and the actor is not recurrent; called by `__post_init__`.
 
         Raises:

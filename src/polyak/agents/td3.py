@@ -94,8 +94,8 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
         policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
-        explorer = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
-        explorer = self.add_parameter_noise(policy) or explorer
+        on_actions = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
+        explorer = self.add_parameter_noise(policy) or on_actions
         return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def td_target(
