@@ -403,3 +403,5 @@ def test_noise_of_ddpg_is_not_stored():
     with pytest.raises(ValueError, match="DDPG: exploration must be 'gaussian' with a SequenceReplay"):
         polyak.DDPG(RecallSign().spec, **settings)
     assert polyak.DDPG(RecallSign().spec, exploration="gaussian", **settings).takes_sequences
+    with pytest.raises(ValueError, match="DDPG: parameter_noise must be None with a recurrent actor"):
+        polyak.DDPG(RecallSign().spec, parameter_noise=0.2, **settings)
