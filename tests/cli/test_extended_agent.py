@@ -32,7 +32,7 @@ def test_its_own_setting_and_those_of_its_base_are_flags(here, capsys):
         main(["train", "--agent", "conservative:ConservativeSAC", "jax/Pendulum-v1", "--help"])
     text = capsys.readouterr().out
     assert all(f"{flag} " in text for flag in ("--penalty", "--policy-delay", "--gamma", "--num-critics", "--capacity"))
-    assert "--sequence-length" not in text and "coefficient of the difference" in text
+    assert "--dueling" not in text and "coefficient of the difference" in text
 
 
 @pytest.mark.slow

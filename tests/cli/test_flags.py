@@ -151,7 +151,7 @@ A_NETWORK = {
 }  # fmt: skip
 
 
-WITH_CELLS = ("ddpg", "td3", "sac", "redq", "droq", "tqc")
+WITH_CELLS = ("ddpg", "td3", "sac", "redq", "droq", "sr_sac", "tqc")
 """Agents with an actor and critics that may be recurrent."""
 
 

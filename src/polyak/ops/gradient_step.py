@@ -322,9 +322,9 @@ def clip_and_descend(
     clip = optax.identity() if max_grad_norm is None else clip_by_global_norm(max_grad_norm)
     optimizer = BoundedOptimizer(*on_vector(optax.chain(clip, scale, descend(learning_rate, env_steps))))
     largest = jnp.inf if max_grad_norm is None else max_grad_norm
-    # Where the squares are finite so are both moments, and a step is at most some thousands of learning rates.
+    # Where the squares are finite so are both moments; and steps with such a rate do not add up to infinity.
     optimizer.stays_finite = lambda norm: (
-        jnp.isfinite(norm * jnp.minimum(norm, largest)) & (jnp.abs(value_at(learning_rate, env_steps)) < 1e6)
+        jnp.isfinite(norm * jnp.minimum(norm, largest)) & (jnp.abs(value_at(learning_rate, env_steps)) < 1e15)
     )
     return optimizer
 
