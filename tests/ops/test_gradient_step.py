@@ -1,5 +1,7 @@
 """The gradient step, whole and in microbatches, against Optax's, with numbers that overflow, and with NaN and infinity."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,7 @@ from polyak.ops.gradient_step import (
     on_vector,
     ravel,
 )
+from polyak.ops.rmsprop import rmsprop
 from tests.agents.rollouts import same_bits
 
 TRUE = jnp.array(True)
@@ -118,6 +121,16 @@ def test_a_gradient_is_applied_when_the_moments_stay_finite(max_grad_norm, scale
     after, new_state, found = step(optimizer, params, state, jnp.full(7, scale))
     assert {name: bool(flag) for name, flag in found.items()} == finite
     assert same_bits((after, new_state), (params, state)) == (not all(finite.values()))
+
+
+@pytest.mark.parametrize("make", [partial(adam, eps=1e-5), partial(rmsprop, decay=0.9, eps=1e-5)])
+def test_a_learning_rate_that_is_not_finite_skips_the_step(make):
+    params, gradient = jnp.ones(7), gradients(1)[0]
+    for rate, finite in ((np.nan, False), (np.inf, False), (1e3, True)):
+        optimizer = make(jnp.float32(rate), max_grad_norm=None)
+        state = optimizer.init(params)
+        after, new_state, found = step(optimizer, params, state, gradient)
+        assert bool(found["step"]) == finite and same_bits((after, new_state), (params, state)) != finite
 
 
 def test_the_settings_of_adam_may_be_traced():

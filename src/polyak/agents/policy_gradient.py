@@ -91,7 +91,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         normalize_advantage: normalize the advantages of a rollout to mean 0 and standard deviation 1.
         optimizer_name: `"rmsprop"`, the RMSProp of TensorFlow 1, with which A2C and IMPALA were published, or `"adam"`.
         rms_decay: RMSProp's α, the decay of the mean square.
-        rms_eps: RMSProp's ε, inside the square root.
+        rms_eps: RMSProp's ε, inside the square root; at least 10⁻²⁰.
         optimizer: any `optax.GradientTransformation`; replaces RMSProp and Adam, `learning_rate` and `max_grad_norm`.
     """
 
@@ -99,7 +99,7 @@ class PolicyGradientAgent(OnPolicyAgent):
     normalize_advantage: bool = choice(default=False, choices=(True, False))
     optimizer_name: Literal["rmsprop", "adam"] = choice(default="rmsprop", choices=("rmsprop", "adam"))
     rms_decay: Scalar = number(default=0.99, at_least=0, at_most=1)
-    rms_eps: Scalar = number(default=1e-5, above=0)
+    rms_eps: Scalar = number(default=1e-5, at_least=1e-20)
 
     @abc.abstractmethod
     def gradients(

@@ -27,14 +27,14 @@ class AdamSettings:
         learning_rate: learning rate of Adam, a number or a schedule such as `Linear`.
         max_grad_norm: clip the gradient of each network to this global norm; None disables clipping.
         adam_b1: Adam's β₁, the decay of the mean of the gradients.
-        adam_eps: Adam's ε.
+        adam_eps: Adam's ε, at least 10⁻²⁰, so that no step divides by 0.
         optimizer: any `optax.GradientTransformation`; replaces Adam and its settings above.
     """
 
     learning_rate: Schedule = setting(default=3e-4, check=check_schedule)
     max_grad_norm: Scalar | None = number(default=None, above=0, optional=True)
     adam_b1: float = number(default=0.9, at_least=0, at_most=0.9999, static=True)
-    adam_eps: Scalar = number(default=1e-8, above=0)
+    adam_eps: Scalar = number(default=1e-8, at_least=1e-20)
     optimizer: optax.GradientTransformation | None = static(default=None)
 
     def optimizer_at(self, env_steps: Count = 0, learning_rate: Schedule | None = None) -> optax.GradientTransformation:
