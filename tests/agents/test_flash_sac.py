@@ -191,6 +191,21 @@ def test_the_actor_starts_at_log_std_and_stays_in_its_range():
             polyak.Actor((4,), squash_log_std=True, **settings)
 
 
+def test_the_squashed_log_std_leaves_the_mean_and_other_stds_as_they_are():
+    spec, obs = make().spec, jax.random.normal(KEY, (2, 3))
+
+    def params_of(**settings):
+        actor = polyak.Actor((4,), **settings)
+        return actor.apply(actor.init(KEY, spec), obs)[0][0]
+
+    for std in ("free", "fixed", "sde"):
+        with pytest.warns(UserWarning, match="squash_log_std=True has no effect"):
+            found = params_of(std=std, log_std=-3.0, squash_log_std=True)
+        jax.tree.map(np.testing.assert_array_equal, found, params_of(std=std, log_std=-3.0))
+    squashed = params_of(squash_log_std=True, squash_mean=True)
+    np.testing.assert_array_equal(squashed["loc"], params_of(squash_mean=True)["loc"])
+
+
 def test_scales_and_biases_together_have_the_norm_of_the_number_of_features():
     params = {"unit_affine": jnp.array([[[3.0, 0.0], [0.0, 4.0]], [[2.0, 0.0], [0.0, 0.0]]]), "bias": jnp.array([7.0])}
     found = normalize_weights(params, make()._dense_kernels("critics"))

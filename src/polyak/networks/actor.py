@@ -88,12 +88,13 @@ class _ActorModule(nnx.Module):
     """Encoder, dense layers, and the head of the action's distribution."""
 
     def __init__(self, settings: Actor, spec: EnvSpec, rngs: nnx.Rngs) -> None:
-        self.action, self.clip_mean, self.squash_log_std = spec.action, settings.clip_mean, settings.squash_log_std
+        self.action, self.clip_mean = spec.action, settings.clip_mean
+        self.squash_log_std = settings.squash_log_std and settings.std == "state"
         dense = settings.dense
         self.actor = (
             NormalizedTorso(dense, settings, spec, rngs) if settings.norm or settings.residual else Torso(dense, spec, rngs)
         )
-        head = _before_squashing(settings) if settings.squash_log_std else settings
+        head = _before_squashing(settings) if self.squash_log_std else settings
         self.policy = PolicyHead(self.actor.dense.features, head, spec, rngs, orthogonal=settings.orthogonal)
 
     def __call__(self, obs: PyTree) -> tuple[PyTree, None]:
@@ -114,4 +115,4 @@ def _before_squashing(settings: Actor) -> PolicySettings:
     """The settings of a head whose output is squashed to `log_std` at the start."""
     low, high = SQUASHED_RANGE
     fraction = (2 * settings.log_std - low - high) / (high - low)
-    return PolicySettings(log_std=math.atanh(fraction), std=settings.std)
+    return PolicySettings(log_std=math.atanh(fraction), std=settings.std, squash_mean=settings.squash_mean)
