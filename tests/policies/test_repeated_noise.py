@@ -9,7 +9,7 @@ import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
-from polyak.policies.repeated_noise import RepeatedNoise
+from polyak.policies.repeated_noise import NoiseCarry, RepeatedNoise
 from tests.agents.test_actor_critics import SPEC
 from tests.policies.test_network_policy import policy_for, time_step
 
@@ -51,6 +51,17 @@ def test_noise_is_held_for_k_steps_with_the_probabilities_of_the_paper():
     fresh = noise[np.r_[np.ones((1, NUM_ENVS), bool), ~is_held]]
     np.testing.assert_allclose([fresh.mean(), fresh.std()], [0, 1], atol=0.02)
     assert not np.any(acted(RepeatedNoise(inner, 1), obs[:1].repeat(8, 0))[1:] == actions[:1]), "drawn anew in each step"
+
+
+def test_noise_is_held_with_another_random_number_generator():
+    inner = policy_for(EnvSpec(OBS, Box([-1.0] * 2, [1.0] * 2)), network=MLP((5,), head=PolicyAndValue(std="state")))
+    policy, now = RepeatedNoise(inner, 4), time_step(jnp.ones((8, 2)))
+    carry = NoiseCarry(jnp.arange(8, dtype=jnp.uint32), jnp.arange(8, dtype=jnp.int32))
+    with jax.default_prng_impl("rbg"):
+        held = policy.action(now, carry, jax.random.key(0))
+        again = policy.action(now, held.carry, jax.random.key(1))
+    np.testing.assert_array_equal(held.action[2:], again.action[2:])
+    assert not np.any(held.action[1] == again.action[1])
 
 
 def test_the_distribution_is_that_of_the_network_and_discrete_actions_are_repeated_too():

@@ -71,8 +71,9 @@ class RepeatedNoise(PolicyWrapper):
         seed = jnp.where(is_drawn, jax.random.bits(seed_key, shape, jnp.uint32), carry.seed)
         steps = jnp.where(is_drawn, repeats, carry.steps) - 1
         distribution, _ = self.policy.distribution(time_step)
-        action = jax.vmap(lambda row, seed: row.sample(seed=jax.random.key(seed)))(distribution, seed)
-        return PolicyStep(action, NoiseCarry(seed, steps))
+        # With other generators, a row's draw depends on the other rows.
+        sample = jax.vmap(lambda row, seed: row.sample(seed=jax.random.key(seed, impl="threefry2x32")))
+        return PolicyStep(sample(distribution, seed), NoiseCarry(seed, steps))
 
 
 def repeat_noise(policy: NetworkPolicy, max_repeats: int | None) -> NetworkPolicy | RepeatedNoise:
