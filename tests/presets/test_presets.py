@@ -293,6 +293,9 @@ def test_flash_sac_is_xqc_with_inverted_blocks_in_every_environment():
         assert agent.actor.residual == agent.critics.residual == "inverted" and agent.weight_norm and agent.policy_delay == 2
         assert (agent.max_noise_repeats, agent.max_return, agent.v_max, agent.tau) == (16, 5.0, 5.0, 0.01)
         assert found.num_envs == num_envs and agent.updates_per_step * num_envs == steps
+        agent.check(num_envs)
+    many = preset("flash_sac", "playground/Walker").settings(1_000)
+    assert (many["replay"].capacity, many["learning_starts"], many["gamma"]) == (10_000_000, 100_000, 0.97)
     # The standard deviation of the authors' target entropy is 0.15.
     np.testing.assert_allclose(agent.default_target_entropy(None) / 3, 0.5 * np.log(2 * np.pi * np.e * 0.15**2), atol=0.03)
     fast = polyak.FastTD3(spec, **preset("fast_td3", "playground/Walker").settings(1_000))

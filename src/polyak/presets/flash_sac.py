@@ -12,7 +12,10 @@ FLASH_SAC = {
     "max_noise_repeats": 16, "max_return": 5.0, "learning_starts": 10_000,
     "learning_rate": RATE, "actor_learning_rate": HALF, "alpha_learning_rate": HALF,
 }
-MANY_ENVS = {**FLASH_SAC, "batch_size": 2048, "updates_per_step": 2 / 1024}
+MANY_ENVS = {
+    **FLASH_SAC, "batch_size": 2048, "updates_per_step": 2 / 1024, "gamma": 0.97, "learning_starts": 100_000,
+    "replay": {"capacity": 10_000_000},
+}
 PENDULUM = {
     **FLASH_SAC, "actor": {"hidden": (32,), **ACTOR}, "critics": {"hidden": (64,), **BLOCKS}, "batch_size": 256,
     "updates_per_step": 1 / 32, "gamma": 0.975, "learning_starts": 4_096, "replay": {"capacity": 100_000},
@@ -21,7 +24,7 @@ PENDULUM = {
 SOURCE = "the authors' code, github.com/Holiday-Robot/FlashSAC"
 # fmt: on
 
-DEFAULT = Preset(50_000_896, 1024, MANY_ENVS, SOURCE)
+DEFAULT = Preset(50_000_896, 1024, MANY_ENVS, f"MuJoCo Playground in {SOURCE}")
 MUJOCO = Preset(1_000_000, 1, {**FLASH_SAC, "batch_size": 512, "updates_per_step": 1.0}, SOURCE)
 
 PRESETS: dict[str, Preset] = {
