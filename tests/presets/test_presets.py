@@ -221,6 +221,16 @@ def test_settings_without_effect_are_left_out_of_the_preset():
     assert (agent.replay, agent.epsilon, agent.n_step) == (replay, None, 3)
 
 
+def test_flash_sac_leaves_out_what_other_exploration_and_normalization_do_not_use(recwarn):
+    spec, found = EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])), preset("flash_sac", "jax/Pendulum-v1")
+    agent = polyak.XQC(spec, **found.settings(1_000, {"sde_sample_freq": 8}))
+    assert (agent.actor.std, agent.actor.log_std, agent.actor.squash_log_std) == ("sde", -3.0, False)
+    assert (agent.max_noise_repeats, agent.max_return) == (None, 5.0)
+    agents = [polyak.XQC(spec, **found.settings(1_000, {"normalize_reward": of})) for of in ("reward", None, "return")]
+    assert [agent.max_return for agent in agents] == [None, None, 5.0]
+    assert {agent.max_noise_repeats for agent in agents} == {16} and not recwarn
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "dqn", "rainbow", "pqn"])
 def test_another_optimizer_takes_the_place_of_the_presets(algorithm):
     sgd = optax.sgd(1e-3)

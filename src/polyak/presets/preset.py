@@ -88,9 +88,10 @@ class Preset:
             changes: fields that replace the preset's. Fields of the preset that would have no effect are left out: with a fixed
                 `alpha` the settings of a learned α, and vice versa; with a `temperature` the `epsilon`; with an `optimizer` the
                 settings of Adam and RMSProp; with a `theta`, which only Ornstein-Uhlenbeck noise has, the `exploration`; with
-                `parameter_noise` the noise on actions; with a network that replaces a noisy one the `epsilon` of 0; and with a
-                `learning_rate` the schedules of the rates of actor and α, which go with the preset's. The actor's noise follows
-                `sde_sample_freq`, and its layers are normalized with `parameter_noise`.
+                `parameter_noise` the noise on actions; with `sde_sample_freq` the noise that is held; with rewards that are not
+                divided by the deviation of returns the `max_return`; with a network that replaces a noisy one the `epsilon` of
+                0; and with a `learning_rate` the schedules of the rates of actor and α, which go with the preset's. The actor's
+                noise follows `sde_sample_freq`, and its layers are normalized with `parameter_noise`.
 
         >>> Preset(1000, 8, {"gamma": 0.9, "learning_rate": LinearOverTraining(0.1)}, "").settings(500)
         {'gamma': 0.9, 'learning_rate': Linear(start=0.1, end=0.0, env_steps=500.0)}
@@ -170,6 +171,10 @@ def _without_effect(changes: Mapping[str, Any]) -> tuple[str, ...]:
         unused += ("exploration",)
     if changes.get("parameter_noise") is not None:
         unused += ("exploration", "exploration_noise", "theta")
+    if changes.get("sde_sample_freq") is not None:
+        unused += ("max_noise_repeats",)
+    if changes.get("normalize_reward", "return") != "return":
+        unused += ("max_return",)
     return unused
 
 
@@ -179,6 +184,8 @@ def _with_noise(name: str, arguments: Mapping[str, Any], *, has_sde: bool) -> Ma
         return arguments
     if not has_sde:
         return {key: value for key, value in arguments.items() if key not in ("std", "log_std")}
+    if arguments.get("squash_log_std"):  # its log_std is not that of σ
+        arguments = {key: value for key, value in arguments.items() if key not in ("squash_log_std", "log_std")}
     return {"log_std": SDE_LOG_STD[name], **arguments, "std": "sde"}
 
 
