@@ -51,6 +51,13 @@ def test_the_divisor_is_the_largest_return_by_the_bound_or_the_standard_deviatio
     np.testing.assert_allclose(wide.divisor(), counted.std(), rtol=1e-5)
 
 
+def test_a_return_whose_square_is_not_finite_is_no_bound():
+    for rewards in ([1.0, 1e20], [1.0, -3e38], [1.0, 3e38, 3e38]):
+        rows, weight = np.array([[0.0, *rewards], np.zeros(len(rewards) + 1)]).T, jnp.ones((len(rewards), 2))
+        found = scaler().update(rollout_of(rows, np.zeros(rows.shape, bool)), weight, GAMMA)
+        np.testing.assert_allclose(found.largest, 1.0 + GAMMA * GAMMA * 3.0, rtol=1e-6)
+
+
 def test_an_agent_bounds_the_returns_that_its_critics_learn():
     agent = make(normalize_reward="return", max_return=BOUND, learning_starts=1_000)
     state = agent.init(jax.random.key(0))

@@ -33,7 +33,8 @@ class BoundedRewardScaler(RewardScaler):
         scaler = super().update(rollout, weight, gamma, axis_name)
         steps, (_, before) = rollout.time_steps, rollout.carry
         size = jnp.abs(running_return(steps.reward, steps.first, before, gamma=gamma)[1:])
-        largest = jnp.maximum(self.largest, jnp.max(jnp.where(weight > 0, size, 0.0)))
+        counts = (weight > 0) & jnp.isfinite(jnp.square(size))  # else it would stay the largest for ever
+        largest = jnp.maximum(self.largest, jnp.max(jnp.where(counts, size, 0.0)))
         return dataclasses.replace(
             self, stats=scaler.stats, largest=largest if axis_name is None else jax.lax.pmax(largest, axis_name)
         )
