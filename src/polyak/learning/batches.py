@@ -27,7 +27,7 @@ def normalize(batch: Transition, normalizers: Normalizers) -> Transition:
         batch = dataclasses.replace(batch, obs=normalized(batch.obs), next_obs=normalized(batch.next_obs))
     scaler = normalizers.reward
     if scaler is not None:
-        divisor = scaler.divisor() if isinstance(scaler, BoundedRewardScaler) else scaler.stats.stddev()
+        divisor = scaler.divisor()
         whole_return = None if batch.whole_return is None else batch.whole_return / divisor
         batch = dataclasses.replace(batch, reward=batch.reward / divisor, whole_return=whole_return)
     return batch

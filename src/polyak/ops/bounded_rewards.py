@@ -7,9 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from polyak.core.struct import static, struct
-from polyak.core.types import Rollout, Scalar
-from polyak.ops.normalize import RewardScaler
-from polyak.ops.returns import running_return
+from polyak.ops.normalize import RewardScaler, Weights
 
 
 @struct(kw_only=True)
@@ -26,18 +24,13 @@ class BoundedRewardScaler(RewardScaler):
     largest: Float[Array, ""]
     bound: float = static()
 
-    def update(
-        self, rollout: Rollout, weight: Float[Array, "T B"], gamma: Scalar, axis_name: str | None = None
-    ) -> "BoundedRewardScaler":
-        """The statistics after a rollout whose carry is a carry of `DiscountedReturn`."""
-        scaler = super().update(rollout, weight, gamma, axis_name)
-        steps, (_, before) = rollout.time_steps, rollout.carry
-        size = jnp.abs(running_return(steps.reward, steps.first, before, gamma=gamma)[1:])
+    def add(self, samples: Float[Array, "T B"], weight: Weights, axis_name: str | None) -> "BoundedRewardScaler":
+        """The statistics after discounted returns."""
+        size = jnp.abs(samples)
         counts = (weight > 0) & jnp.isfinite(jnp.square(size))  # else it would stay the largest for ever
         largest = jnp.maximum(self.largest, jnp.max(jnp.where(counts, size, 0.0)))
-        return dataclasses.replace(
-            self, stats=scaler.stats, largest=largest if axis_name is None else jax.lax.pmax(largest, axis_name)
-        )
+        largest = largest if axis_name is None else jax.lax.pmax(largest, axis_name)
+        return dataclasses.replace(self, stats=self.stats.update(samples, weight, axis_name), largest=largest)
 
     def divisor(self) -> Float[Array, ""]:
         """max(σ, max |R| / bound)."""

@@ -48,8 +48,7 @@ class RunningStats:
     @classmethod
     def init(cls, shape: tuple[int, ...]) -> "RunningStats":
         """Empty statistics for entries of this shape; `normalize` then only clips."""
-        mean, rest, variance = (jnp.zeros(shape, jnp.float32) for _ in range(3))
-        return cls(jnp.zeros((), jnp.uint32), mean, rest, variance)
+        return cls(jnp.zeros((), jnp.uint32), *(jnp.zeros(shape, jnp.float32) for _ in range(3)))
 
     def update(self, x: Numbers, weight: Weights, axis_name: str | None = None) -> "RunningStats":
         """The statistics after a batch of entries.
@@ -233,17 +232,22 @@ class RewardScaler:
 
     def scale(self, reward: Float[Array, "T B"], clip: Scalar | None) -> Float[Array, "T B"]:
         """Reward / std, clipped to ±`clip`."""
-        scaled = reward / self.stats.stddev()
+        scaled = reward / self.divisor()
         return scaled if clip is None else jnp.clip(scaled, -clip, clip)
 
-    def update(
-        self, rollout: Rollout, weight: Float[Array, "T B"], gamma: Scalar, axis_name: str | None = None
-    ) -> "RewardScaler":
+    def divisor(self) -> Float[Array, ""]:
+        """The standard deviation."""
+        return self.stats.stddev()
+
+    def update(self, rollout: Rollout, weight: Weights, gamma: Scalar, axis_name: str | None = None) -> "RewardScaler":
         """The statistics after a rollout; for returns, `rollout.carry` must be a carry of `DiscountedReturn`."""
         samples = rollout.reward
         if self.of == "return":
-            _, before = rollout.carry
-            samples = running_return(rollout.time_steps.reward, rollout.time_steps.first, before, gamma=gamma)[1:]
+            samples = running_return(rollout.time_steps.reward, rollout.time_steps.first, rollout.carry[1], gamma=gamma)[1:]
+        return self.add(samples, weight, axis_name)
+
+    def add(self, samples: Float[Array, "T B"], weight: Weights, axis_name: str | None) -> "RewardScaler":
+        """The statistics after samples of their quantity."""
         return RewardScaler(self.stats.update(samples, weight, axis_name), self.of)
 
     def empty(self) -> "RewardScaler":
