@@ -234,5 +234,5 @@ def test_it_learns_the_best_action_and_its_value():
 @pytest.mark.slow
 @in_both_loops
 def test_a_run_resumes_to_the_bit(loop, devices, tmp_path):
-    agent_for = partial(flash_sac, learning_starts=32, normalize_reward="return", max_return=5.0)
+    agent_for = partial(flash_sac, learning_starts=32, normalize_reward="return", max_return=2.0)
     check_resuming(agent_for, "Pendulum-v1", loop, devices, tmp_path, action_scaling="rescale")

@@ -69,5 +69,7 @@ def test_an_agent_bounds_the_returns_that_its_critics_learn():
     np.testing.assert_allclose(normalize(rows, after).reward, rows.reward / (after.reward.largest / BOUND), rtol=1e-5)
     with pytest.raises(ValueError, match=r"this state was created with max_return=2\.0 but the agent sets max_return=None"):
         make(normalize_reward="return", learning_starts=1_000).update(state, rollout, jax.random.key(1))
+    with pytest.warns(UserWarning, match=r"XQC: max_return=2\.0 times reward_scale=1\.5 lies beyond the atoms, v_min=-2\.0"):
+        make(normalize_reward="return", max_return=BOUND, reward_scale=1.5)
     with pytest.warns(UserWarning, match=r"max_return=2\.0 has no effect with normalize_reward=None"):
         polyak.SAC(SPEC, max_return=2.0, replay=polyak.UniformReplay(64))

@@ -1,11 +1,15 @@
 """Settings and mathematics of critics of the distribution of returns on fixed atoms, which agents share."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from polyak.core.struct import integer, number, struct
 from polyak.core.types import Terms
+from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import critic_terms
 from polyak.ops.value_distributions import entropy
 
@@ -30,13 +34,22 @@ class AtomSettings:
         return jnp.linspace(self.v_min, self.v_max, self.num_atoms, dtype=jnp.float32)
 
     def check_atoms(self) -> None:
-        """Check that the atoms increase; called by `__post_init__`.
+        """Check that the atoms increase, and warn of returns beyond them; called by `__post_init__`.
 
         Raises:
-            ValueError: they do not.
+            ValueError: they do not increase.
         """
         if self.v_min >= self.v_max:
             raise ValueError(f"{type(self).__name__}: v_min={self.v_min} must be below v_max={self.v_max}")
+        settings: Any = self
+        bound, scale = settings.max_return, settings.reward_scale
+        if bound is None or settings.normalize_reward != "return" or isinstance(scale, jax.core.Tracer):
+            return
+        if np.any(bound * np.asarray(scale) > max(abs(self.v_min), abs(self.v_max))):
+            warn(
+                f"{type(self).__name__}: max_return={bound} times reward_scale={scale} lies beyond the atoms, "
+                f"v_min={self.v_min} and v_max={self.v_max}; larger returns are clipped to them"
+            )
 
     def min_of_means(self, logits: Float[Array, "B N K"]) -> Float[Array, " B"]:
         """min_i Σ_k z_k p_i,k, the lowest expected return of N critics."""

@@ -87,7 +87,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         normalize_reward: divide rewards by the running standard deviation of the discounted `"return"` or of the `"reward"`;
             None leaves rewards unchanged.
         max_return: with `normalize_reward="return"`, divide rewards also so that no discounted return so far is larger than
-            this; None does not.
+            this, before `reward_scale`; None does not.
         max_skipped_updates: stop training after this many consecutive updates without a finite gradient step of a network.
     """
 
