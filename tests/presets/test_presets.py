@@ -14,6 +14,7 @@ from polyak.networks.feedforward import policy_settings
 from polyak.ops import gradient_step
 from polyak.presets import DEFAULT, PRESETS, Preset, preset
 from polyak.presets.preset import LEARNED_ALPHA_SETTINGS, OPTIMIZER_SETTINGS, LinearOverTraining
+from polyak.presets.spaces import SPACES
 
 
 @pytest.mark.slow
@@ -310,6 +311,14 @@ def test_flash_sac_is_xqc_with_inverted_blocks_in_every_environment():
     np.testing.assert_allclose(agent.default_target_entropy(None) / 3, 0.5 * np.log(2 * np.pi * np.e * 0.15**2), atol=0.03)
     fast = polyak.FastTD3(spec, **preset("fast_td3", "playground/Walker").settings(1_000))
     assert (fast.batch_size, fast.updates_per_step * 1024, fast.tau, fast.normalize_obs) == (32_768, 2, 0.1, True)
+
+
+def test_the_spaces_of_studies_with_many_environments_hold_the_presets_numbers():
+    for algorithm, agent in (("fast_td3", polyak.FastTD3), ("flash_sac", polyak.XQC)):
+        for env_id in ("playground/Walker", "Pendulum-v1"):
+            values, space = preset(algorithm, env_id).values, SPACES[algorithm]
+            tau = values.get("tau", agent.__dataclass_fields__["tau"].default)
+            assert values["batch_size"] in space["batch_size"] and space["tau"]["low"] <= tau <= space["tau"]["high"]
 
 
 def test_the_rates_of_xqc_fall_with_the_steps_of_each_network():

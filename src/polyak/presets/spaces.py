@@ -73,6 +73,8 @@ SPACES: Mapping[str, Space] = {
     # Around the numbers of Seo et al. 2025, arXiv:2505.22642, and of their code.
     "fast_td3": {
         **{name: values for name, values in ACTOR_CRITIC.items() if name != "num_steps"},
+        "batch_size": [512, 2048, 8192, 32_768],
+        "tau": {"low": 0.01, "high": 0.2, "log": True},
         "num_atoms": [51, 101, 251],
         "max_exploration_noise": [0.2, 0.4, 0.8],
         "target_noise": [0.001, 0.1, 0.2],
@@ -80,6 +82,7 @@ SPACES: Mapping[str, Space] = {
     # Around the numbers of Kim et al. 2026, arXiv:2604.04539; one width for all residual blocks.
     "flash_sac": {
         **{name: values for name, values in ACTOR_CRITIC.items() if name != "num_steps"},
+        "batch_size": [256, 512, 1024, 2048],
         "num_atoms": [51, 101],
         "max_noise_repeats": [1, 4, 16],
         "network": {"hidden": [[64, 64], [128, 128], [256, 256]]},
