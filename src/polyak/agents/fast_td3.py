@@ -44,9 +44,10 @@ class FastTD3(AtomSettings, DelayedActorAgent):
     It is made for hundreds or thousands of environments, with few gradient steps of large batches: the preset has the authors'
     `batch_size` and `updates_per_step`. Their optimizer is `optax.adamw(3e-4, weight_decay=0.1)`.
 
-    Differences from the authors' code: weights start as PyTorch's in the actor's last layer too, where theirs are smaller; the
-    noisy action is clipped to its bounds before the environment and the replay see it; and actions are random until
-    `learning_starts`.
+    Differences from the authors' code: the actor's last layer starts as PyTorch's, where their biases are 0 and their weights
+    are drawn from N(0, 0.01²); observations are divided by √(σ² + 1e-8) and clipped to ± `clip_obs`, where theirs are divided
+    by σ + 0.01 and not clipped; the noisy action is clipped to its bounds before the environment and the replay see it; and
+    actions are random until `learning_starts`.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
