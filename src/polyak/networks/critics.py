@@ -34,7 +34,7 @@ class Critics(HiddenLayers):
         num_critics: N.
         dropout: probability with which a unit is dropped while training, after the linear layer.
         num_quantiles: M, number of quantiles of the return; None returns the mean. `TQC` sets it.
-        num_atoms: K, number of atoms of the distribution of the return; None returns the mean. `XQC` sets it.
+        num_atoms: K, number of atoms of the distribution of the return; None returns the mean. `XQC` and `FastTD3` set it.
 
     Raises:
         TypeError, ValueError: a setting is out of its range.

@@ -1,4 +1,4 @@
-"""Exploration with continuous actions: Gaussian and Ornstein-Uhlenbeck noise, and smoothing.
+"""Exploration with continuous actions: Gaussian, mixed and Ornstein-Uhlenbeck noise, and smoothing.
 
 Standard deviations may be schedules of the field `env_steps`, as in `policies.exploration`.
 """
