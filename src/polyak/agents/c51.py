@@ -3,18 +3,17 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.atom_settings import AtomSettings
-from polyak.agents.q_learning import QAgent, fold, value_terms
+from polyak.agents.q_learning import QAgent, fold
 from polyak.core.struct import check_settings, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.heads import QValues
 from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
-from polyak.ops.value_distributions import entropy, project_categorical
+from polyak.ops.value_distributions import project_categorical
 from polyak.replay.replay import Transition
 
 
@@ -75,11 +74,8 @@ class C51(AtomSettings, QAgent):
         of_all, stats = self._outputs(online, batch.obs, fold(key, 0), train=True)
         logits = of_action(of_all, batch.action)
         target_probs = self.td_target(batch, online=online, target=target, key=key)
-        cross_entropy = -jnp.sum(target_probs * jax.nn.log_softmax(logits), axis=1)
-        q, target_q = (probs @ self.atoms for probs in (jax.nn.softmax(logits), target_probs))
-        priority = jnp.maximum(cross_entropy - entropy(target_probs), 0.0)
-        terms = value_terms(q, target_q - q, priority, batch.weight)
-        return weighted_sum(cross_entropy, batch.weight), Aux(terms, stats)
+        cross_entropy, terms = self.cross_entropy(logits[:, None], target_probs, batch.weight)
+        return weighted_sum(cross_entropy[:, 0], batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
