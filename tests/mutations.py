@@ -134,7 +134,7 @@ MUTATIONS = (
     ),
     Mutation(
         "ops/bounded_rewards.py",
-        "jnp.where(weight > 0, size, 0.0)",
+        "jnp.where(counts, size, 0.0)",
         "size",
         ("ops/test_bounded_rewards.py",),
     ),
