@@ -378,6 +378,7 @@ def test_settings_are_checked(settings, message):
         (polyak.Critics(dropout=0.1), "LSTM: dropout must be 0 in the critics of a recurrent network, got 0.1"),
         (polyak.Critics(norm="batch"), "LSTM: the head of a recurrent network must have neither batch normalization nor"),
         (polyak.Actor((8, 8), residual="hypersphere"), "LSTM: the head of a recurrent network must have neither batch"),
+        (polyak.Critics((8, 8), residual="inverted"), "neither batch normalization nor 'hypersphere' or 'inverted' blocks, got"),
         (polyak.Actor(std="sde"), "LSTM: std must be 'free', 'state' or 'fixed' in a recurrent network, got 'sde'"),
     ],
 )

@@ -27,6 +27,7 @@ from polyak.networks.heads import (
     ValueOnly,
 )
 from polyak.networks.layers import MAX_WIDTH, Layer, Torso
+from polyak.networks.normalization import OWN_NORM
 from polyak.networks.policy_head import PolicyHead
 from polyak.networks.unroll import is_empty, reset, step_by_step, unroll
 
@@ -193,9 +194,9 @@ class Recurrent(BuiltInNetwork):
             case QValues(noisy=True) | QValues(outputs=int()) | Quantiles():
                 raise ValueError(f"{owner}: a recurrent network has no noise, outputs or quantiles, got {self.head!r}")
             case Actor(norm=norm, residual=residual) | Critics(norm=norm, residual=residual) if (
-                norm not in (None, "layer") or residual == "hypersphere"
+                norm not in (None, "layer") or residual in OWN_NORM
             ):
-                wanted = "neither batch normalization nor 'hypersphere' blocks"
+                wanted = "neither batch normalization nor 'hypersphere' or 'inverted' blocks"
                 raise ValueError(f"{owner}: the head of a recurrent network must have {wanted}, got {self.head!r}")
             case Critics(dropout=dropout) if dropout > 0:
                 raise ValueError(f"{owner}: dropout must be 0 in the critics of a recurrent network, got {dropout}")
