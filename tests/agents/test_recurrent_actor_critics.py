@@ -13,6 +13,7 @@ import pytest
 
 import polyak
 from polyak import loops
+from polyak.agents.resets import keep_layers
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import TimeStep
@@ -406,3 +407,11 @@ def test_noise_of_ddpg_is_not_stored():
     assert polyak.DDPG(RecallSign().spec, exploration="gaussian", **settings).takes_sequences
     with pytest.raises(ValueError, match="DDPG: parameter_noise must be None with a recurrent actor"):
         polyak.DDPG(RecallSign().spec, parameter_noise=0.2, **settings)
+
+
+def test_resets_keep_the_head_of_critics_and_not_all_that_follows_the_cell():
+    agent = make("sac", RecallSign(), reset_period=8, reset_keeps="head")
+    params = jax.eval_shape(lambda: agent.init(KEY)).copies.critics.online.params
+    kept = keep_layers(("head",), jax.tree.map(lambda x: True, params), jax.tree.map(lambda x: False, params))
+    of_critics = {name: all(jax.tree.leaves(part)) for name, part in kept.pop("on_cell").items()}
+    assert of_critics == {"layers": False, "head": True} and not any(jax.tree.leaves(kept))

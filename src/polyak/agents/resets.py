@@ -62,7 +62,8 @@ class ResetSettings:
         reset_period: gradient steps between resets (Nikishin et al. 2022, arXiv:2205.07802). A reset comes with the first
             update after them, before its gradient steps, so that no training ends with a reset. None disables resets.
         reset_keeps: layers that resets keep, by their names in the parameters, in all copies and with the averages of their
-            optimizer; `"encoder"` keeps the convolutions, `("encoder", "dense")` all but the heads. None keeps none.
+            optimizer; `"encoder"` keeps the convolutions, `("encoder", "dense")` all but the heads, `"cell"` the cells of
+            recurrent networks. None keeps none.
     """
 
     reset_period: int | None = integer(default=None, optional=True)

@@ -94,7 +94,7 @@ class _QModule(QHead):
     def __call__(self, inputs: Any, key: PRNGKeyArray | None = None) -> Any:
         """`((q, value), carry)` of one step from `(obs, carry)`."""
         obs, carry = inputs
-        carry, features = self.stack.cell(carry, self.stack.torso(obs))
+        carry, features = self.stack(obs, carry)
         q = super().__call__(features)[..., 0]
         return (q, jnp.max(q, axis=-1)), carry
 
@@ -104,14 +104,14 @@ class _OnCell(nnx.Module):
 
     def __init__(self, network: "Recurrent", head: Actor | Critics, spec: EnvSpec, rngs: nnx.Rngs) -> None:
         self.stack = _CellStack(network, spec, rngs)
-        self.head: Any = head.module(dataclasses.replace(spec, obs=Box(-np.inf, np.inf, (network.width,))), rngs)
+        self.on_cell: Any = head.module(dataclasses.replace(spec, obs=Box(-np.inf, np.inf, (network.width,))), rngs)
 
 
 class _ActorOnCell(_OnCell):
     def __call__(self, inputs: Any) -> tuple[PyTree, PyTree]:
         """`((action_params, None), carry)` of one step from `(obs, carry)`."""
         carry, features = self.stack(*inputs)
-        return self.head(features), carry
+        return self.on_cell(features), carry
 
 
 class _CriticsOnCell(_OnCell):
@@ -119,7 +119,7 @@ class _CriticsOnCell(_OnCell):
         """`((q, None), carry)` of one step from `((obs, action), carry)`; the carry is a function of observations alone."""
         (obs, action), carry = inputs
         carry, features = self.stack(obs, carry)
-        return self.head((features, action)), carry
+        return self.on_cell((features, action)), carry
 
 
 class _CellStack(nnx.Module):
@@ -239,7 +239,7 @@ class Recurrent(BuiltInNetwork):
 
     def critic_values(self, variables: Variables, features: Float[Array, "B width"], action: PyTree) -> Float[Array, "B N *M"]:
         """The values of `Critics` from outputs of the cell, as `core` returns them, and actions."""
-        q, _ = nnx.merge(variables.graph, variables.params, variables.stats).head((features, action))
+        q, _ = nnx.merge(variables.graph, variables.params, variables.stats).on_cell((features, action))
         return q
 
 
@@ -328,7 +328,7 @@ def _unroll(
     if isinstance(network.head, Actor):
         features, carry = unroll(network.core, variables, obs, first, carry)
         rows = features.reshape(-1, network.width)
-        return _split_steps(nnx.merge(variables.graph, variables.params, variables.stats).head(rows), first.shape), carry
+        return _split_steps(nnx.merge(variables.graph, variables.params, variables.stats).on_cell(rows), first.shape), carry
     carry = network.initial_carry(first.shape[1]) if is_empty(carry) else carry
     module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)
     return module.through_time(obs, first, carry)
