@@ -347,6 +347,39 @@ def test_actor_and_critics_carry_what_they_see():
     assert carry == {"actor": (3, 4), "critic": ((3, 3), (3, 3))}
 
 
+def test_critics_beside_a_recurrent_actor_have_its_cell_unless_they_are_set():
+    actor = polyak.GRU(4, hidden=(3,), activation="tanh")
+    agent = polyak.TQC(RecallSign().spec, actor=actor, num_quantiles=7, **SMALL)
+    assert agent.critics == dataclasses.replace(actor, head=polyak.Critics(num_critics=5, num_quantiles=7))
+    assert dataclasses.replace(agent, gamma=0.9).critics == agent.critics
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRecurrentActor:
+    """A user's actor, which counts its steps."""
+
+    init = polyak.Actor((4,)).init
+
+    def initial_carry(self, batch_size):
+        return jnp.zeros((batch_size, 1))
+
+    def apply(self, variables, obs, carry=(), *, train=False, key=None):
+        out, _, stats = polyak.Actor((4,)).apply(variables, obs)
+        return out, carry + 1, stats
+
+
+@pytest.mark.parametrize("networks", [{"actor": OwnRecurrentActor(), "critics": None}, {"critics": polyak.Critics((5,))}])
+def test_critics_that_remember_nothing_are_warned_of(networks):
+    with pytest.warns(UserWarning, match="SAC: critics without a recurrent state see no more than the recurrent actor"):
+        make("sac", RecallSign(), **networks)
+
+
+@pytest.mark.parametrize("networks", [{"actor": polyak.GRU}, {"actor": polyak.GRU(4), "critics": polyak.LSTM}])
+def test_a_class_is_no_network(networks):
+    with pytest.raises(TypeError, match=r"SAC: (actor|critics) must have init and apply, such as MLP\(\), got <class"):
+        make("sac", RecallSign(), **networks)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -368,6 +401,7 @@ def test_actor_and_critics_carry_what_they_see():
         ({"critics": polyak.Critics((4,), norm="batch")}, "networks must have no batch normalization with a SequenceReplay"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*critics without a recurrent state")
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         make("sac", RecallSign(), **settings).init(KEY)

@@ -17,6 +17,7 @@ from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, number, setting, static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Variables, copy_buffers
+from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default, recurrent_network
 from polyak.learning.recurrent_replay import apply_critics, apply_to_batch, carry_of_one, check_sequences
 from polyak.networks.actor import Actor
@@ -191,17 +192,29 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         check_unit_actions(type(self).__name__, self.spec)
 
     def _set_networks(self, actor: Actor, critics: Critics) -> None:
-        """Set the default networks where there are none."""
+        """Set the default networks where there are none; beside a built-in recurrent actor, critics have its kind of cell.
+
+        Warns of critics without a recurrent state that see no more than a recurrent actor, whose memory they cannot value.
+        """
+        owner = type(self).__name__
         defaults = ("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))
         for name, default, spec in defaults:
             given = getattr(self, name)
+            if name == "critics" and given is None and isinstance(self.actor, Recurrent):
+                given = dataclasses.replace(self.actor, head=critics)
             if self.takes_sequences and isinstance(given, RecurrentNetwork):
-                object.__setattr__(self, name, recurrent_network(type(self).__name__, name, given, default))
+                object.__setattr__(self, name, recurrent_network(owner, name, given, default))
                 continue
-            network = feedforward_or_default(type(self).__name__, name, given, default, has_unit_weights=self.has_unit_weights)
+            network = feedforward_or_default(owner, name, given, default, has_unit_weights=self.has_unit_weights)
             if given is None:
-                warn_of_flat_images(type(self).__name__, name, network, spec)
+                warn_of_flat_images(owner, name, network, spec)
             object.__setattr__(self, name, network)
+        has_memory = [isinstance(network, RecurrentNetwork) for network in (self.actor, self.critics)]
+        if has_memory == [True, False] and self.views["actor"] == self.views["critic"]:
+            warn(
+                f"{owner}: critics without a recurrent state see no more than the recurrent actor, and cannot value what it "
+                f"remembers, got {self.critics!r}; set critics such as LSTM(head=Critics()), or critic_obs"
+            )
 
     def _set_outputs_of_critics(self, name: Literal["num_quantiles", "num_atoms"], outputs: int) -> None:
         """Set the number of outputs of the built-in critics, their field `name`, to the agent's.

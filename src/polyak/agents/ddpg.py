@@ -43,7 +43,8 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
     Attributes:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`. In its own loss it is in training mode (dropout, batch normalization).
-        critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, 1]`; None takes `Critics(num_critics=1)`.
+        critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, 1]`; None takes `Critics(num_critics=1)`,
+            after a cell with a built-in recurrent actor; see `replay`.
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.

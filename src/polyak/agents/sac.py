@@ -43,7 +43,7 @@ class SAC(SequenceSettings, TargetSettings, SoftActorAgent):
     Attributes:
         spec: the environment's spaces (`env.spec`); actions are Boxes, or trees of them, or Discrete.
         critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`, with n Discrete actions `[B, N, n]`; None
-            takes `Critics()`, which has N = 2.
+            takes `Critics()`, which has N = 2, after a cell with a built-in recurrent actor; see `replay`.
             Dropout is on in all losses and the target. Batch normalization uses the statistics of the batch in the critics'
             loss, and running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         num_target_critics: number of critics sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982); the

@@ -47,7 +47,8 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
     Attributes:
         actor: a network that returns `(action_params, value)`, of which tanh(loc) is the action; None takes
             `Actor(std="fixed")`. In its own loss it is in training mode (dropout, batch normalization).
-        critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2.
+        critics: a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`; None takes `Critics()`, which has N = 2,
+            after a cell with a built-in recurrent actor; see `replay`.
             Dropout is on in their loss and target. Batch normalization uses the statistics of the batch in their loss, and
             running ones elsewhere; critics with batch normalization have dropout in their own loss alone.
         num_target_critics: number of critics sampled for each target, as in REDQ (Chen et al. 2021, arXiv:2101.05982); the

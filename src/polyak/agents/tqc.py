@@ -39,7 +39,8 @@ class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
         target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]; at most dim A log 2, the
             entropy of random actions. `"auto"`, or None, takes -dim A.
         critics: a network of `(obs, action)` that returns `(quantiles, None)`, quantiles `[B, N, M]`; None takes
-            `Critics(num_critics=5)`. A built-in network gets M = `num_quantiles`. Dropout is on in all losses and the target.
+            `Critics(num_critics=5)`, after a cell with a built-in recurrent actor; see `replay`. A built-in network gets
+            M = `num_quantiles`. Dropout is on in all losses and the target.
             Batch normalization uses the statistics of the batch in the critics' loss, and running ones elsewhere; critics with
             batch normalization have dropout in their own loss alone.
         num_quantiles: M, number of quantiles of each critic.

@@ -92,8 +92,10 @@ def recurrent_network(owner: str, name: str, network: RecurrentNetwork, default:
     """Return the recurrent network of the setting `name`; a built-in one without a head gets the default network as its head.
 
     Raises:
+        TypeError: the value is a class, not an instance.
         ValueError: as `check_role`, and for critics that are no `RecurrentCritics`.
     """
+    check_network(owner, network, name)
     if isinstance(network, Recurrent) and network.head is None:
         network = dataclasses.replace(network, head=default)
     if name == "critics" and not isinstance(network, RecurrentCritics):
