@@ -16,7 +16,7 @@ from polyak import loops
 from polyak.agents.resets import keep_layers
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.struct import struct
-from polyak.core.types import TimeStep
+from polyak.core.types import Rollout, TimeStep
 from polyak.envs.autoreset import AutoReset
 from polyak.learning.actor_critic_updates import min_of_critics
 from polyak.loops.collect import collect_rollouts
@@ -413,7 +413,7 @@ def test_settings_are_checked(settings, message):
         (polyak.Critics(dropout=0.1), "LSTM: dropout must be 0 in the critics of a recurrent network, got 0.1"),
         (polyak.Critics(norm="batch"), "LSTM: the head of a recurrent network must have neither batch normalization nor"),
         (polyak.Actor((8, 8), residual="hypersphere"), "LSTM: the head of a recurrent network must have neither batch"),
-        (polyak.Critics((8, 8), residual="inverted"), "neither batch normalization nor 'hypersphere' or 'inverted' blocks, got"),
+        (polyak.Critics((8, 8), residual="inverted"), "neither batch normalization nor 'hypersphere' or 'inverted' blocks"),
         (polyak.Actor(std="sde"), "LSTM: std must be 'free', 'state' or 'fixed' in a recurrent network, got 'sde'"),
     ],
 )
@@ -449,3 +449,17 @@ def test_resets_keep_the_head_of_critics_and_not_all_that_follows_the_cell():
     kept = keep_layers(("head",), jax.tree.map(lambda x: True, params), jax.tree.map(lambda x: False, params))
     of_critics = {name: all(jax.tree.leaves(part)) for name, part in kept.pop("on_cell").items()}
     assert of_critics == {"layers": False, "head": True} and not any(jax.tree.leaves(kept))
+
+
+def test_a_rollout_of_another_policy_is_named():
+    agent = make("sac", RecallSign())
+    rewards, flags = jnp.zeros((5, 3)), jnp.zeros((5, 3), bool)
+    steps = TimeStep(jnp.zeros((5, 3, 2)), rewards, flags, flags, flags)
+
+    def updated():
+        state = agent.init(KEY)
+        rollout = Rollout(steps, jnp.zeros((4, 3, 1)), {}, agent.policy(state).initial_state(3))
+        return agent.update(state, rollout, KEY)
+
+    with pytest.raises(ValueError, match=r"rollout.carry must have the recurrent states of collect_policy\(state\), got"):
+        jax.eval_shape(updated)

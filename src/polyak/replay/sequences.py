@@ -110,6 +110,9 @@ class SequenceReplay(Replay):
 
         A rollout without a recurrent state (`carry=()`, of another policy) gets the initial state, zeros. So does an
         environment whose state is NaN or infinite, which lasts from a non-finite observation to the end of the episode.
+
+        Raises:
+            ValueError: the recurrent state has other parts than the stored ones.
         """
         state = self._rows.add(state, rollout)
         num_steps, num_envs = rollout.reward.shape
@@ -117,6 +120,12 @@ class SequenceReplay(Replay):
         carry = rollout.carry
         if isinstance(carry, tuple) and not carry:
             carry = jax.tree.map(lambda x: jnp.zeros((num_envs, *x.shape[1:]), x.dtype), state.carries)
+        trees: list[Any] = [jax.tree.structure(carry), jax.tree.structure(state.carries)]
+        if trees[0] != trees[1]:
+            raise ValueError(
+                f"update: rollout.carry must have the recurrent states of collect_policy(state), got {trees[0]} in place of "
+                f"{trees[1]}"
+            )
         carry = mask_invalid(carry, finite_rows(carry, 1))
         write = jax.lax.dynamic_update_slice_in_dim
         carries = jax.tree.map(lambda old, new: write(old, new.astype(old.dtype), start, axis=0), state.carries, carry)
