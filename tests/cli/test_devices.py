@@ -64,6 +64,16 @@ def test_products_of_networks_of_action_values_are_small_too():
     assert not polyak.DQN(spec, network=polyak.MLP((257,))).prefers_single_thread(8, 1)
 
 
+@pytest.mark.parametrize(("length", "small"), [(16, True), (17, False)])
+def test_products_of_sequences_are_small_where_all_their_steps_are(length, small):
+    settings = {"replay": polyak.SequenceReplay(1_000, length), "batch_size": 16}
+    cartpole = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
+    for cls in (polyak.DQN, polyak.BC):
+        assert cls(cartpole, network=polyak.GRU(), **settings).prefers_single_thread(8, 1) is small
+    pendulum = polyak.envs.make("jax/Pendulum-v1", num_envs=1, action_scaling="rescale").spec
+    assert polyak.SAC(pendulum, actor=polyak.GRU(), **settings).prefers_single_thread(8, 1) is small
+
+
 @pytest.fixture
 def jax_not_started(monkeypatch):
     """As in a process in which JAX has not started; nobody has said how many threads."""

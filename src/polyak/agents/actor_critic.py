@@ -92,12 +92,11 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         return Greedy(self._network_policy(state, self._evaluated_actor(state)))
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
+        """Return True for layers of at most 256 units and batches of at most 256 transitions, of sequences all together."""
         critics = self.critics
         widest = max(critics.layer_widths, default=0) if isinstance(critics, Critics | Recurrent) else np.inf
-        return (
-            is_narrow(self._actor, self.spec_of("actor")) and widest <= MAX_NARROW_WIDTH and self.batch_size <= MAX_SMALL_BATCH
-        )
+        rows = self.batch_size * self.replay.draw_length
+        return is_narrow(self._actor, self.spec_of("actor")) and widest <= MAX_NARROW_WIDTH and rows <= MAX_SMALL_BATCH
 
     def q_values(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None

@@ -160,8 +160,8 @@ class BC(OffPolicyAgent):
         return NetworkPolicy(online, normalizer, self._network, self.spec)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
-        return is_narrow(self._network, self._network_spec) and self.batch_size <= MAX_SMALL_BATCH
+        """Return True for layers of at most 256 units and batches of at most 256 transitions, of sequences all together."""
+        return is_narrow(self._network, self._network_spec) and self.batch_size * self.replay.draw_length <= MAX_SMALL_BATCH
 
     def _action_params(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
         """The parameters of the distribution, and the network's statistics; a recurrent network stays in evaluation mode."""

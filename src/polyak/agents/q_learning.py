@@ -140,8 +140,8 @@ class QAgent(TargetSettings, OffPolicyAgent):
         return self._network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
-        return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
+        """Return True for layers of at most 256 units and batches of at most 256 transitions, of sequences all together."""
+        return is_narrow(self._network, self.spec) and self.batch_size * self.replay.draw_length <= MAX_SMALL_BATCH
 
     def _outputs(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False

@@ -165,6 +165,11 @@ class Replay(abc.ABC):
         """A part of each batch is from a data set; `sample` sets `Transition.from_data`."""
         return False
 
+    @property
+    def draw_length(self) -> int:
+        """Time steps of each sample of a batch: 1 of a transition, L of a sequence."""
+        return 1
+
     def with_capacity(self, capacity: int) -> "Replay":
         """The replay with another capacity."""
         return dataclasses.replace(self, capacity=capacity)  # type: ignore[type-var]

@@ -69,6 +69,11 @@ class SequenceReplay(Replay):
         if self.burn_in >= self.sequence_length:
             raise ValueError(f"SequenceReplay: burn_in={self.burn_in} must be less than sequence_length={self.sequence_length}")
 
+    @property
+    def draw_length(self) -> int:
+        """L."""
+        return self.sequence_length
+
     def check(self, num_envs: int, num_steps: int, *, n_step: int = 1, devices: int = 1) -> None:
         """Check the capacity, and that each step of a rollout is learned from; see `Replay.check`."""
         check_capacity(self, num_envs, num_steps, max(n_step, self.sequence_length + num_steps), devices)
