@@ -143,6 +143,25 @@ def test_a_cell_is_put_before_the_layers_of_actor_and_critics():
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "settings", "num_steps"),
+    [
+        (ReplayFlags(), {}, 8),
+        (ReplayFlags(burn_in=10), {}, 5),  # 6 steps are learned from, and 6 does not divide the capacity.
+        (ReplayFlags(capacity=999_999), {}, 7),
+        (ReplayFlags(), {"num_steps": 1}, 1),
+        (ReplayFlags(), {"num_steps": 2}, 2),
+    ],
+)
+def test_a_recurrent_state_is_stored_every_few_steps(flags, settings, num_steps, capsys):
+    spec = polyak.envs.make("jax/Pendulum-v1", action_scaling="rescale").spec
+    agent = polyak.SAC(spec, **settings)
+    made = change_parts("sac", agent, NetworkFlags(network="gru"), flags, 100, settings, 3)
+    made.check(3)
+    assert made.num_steps == num_steps
+    assert ("every" in capsys.readouterr().out) is not bool(settings)
+
+
 def test_a_new_recurrent_network_gets_minibatches_of_whole_environments(capsys):
     agent = polyak.PPO(polyak.envs.make("jax/CartPole-v1").spec)
     flags = NetworkFlags(network="lstm")

@@ -17,10 +17,14 @@ from polyak.networks.feedforward import MLP, BuiltInNetwork, NatureCNN, policy_s
 from polyak.networks.heads import PolicyAndValue, PolicyOnly, QValues
 from polyak.networks.q_network import is_noisy
 from polyak.networks.recurrent import GRU, LSTM, Recurrent
+from polyak.replay.sequences import SequenceReplay
 
 FEEDFORWARD: Mapping[str, type[BuiltInNetwork]] = {"mlp": MLP, "cnn": NatureCNN}
 NETWORKS: Mapping[str, type[BuiltInNetwork]] = {**FEEDFORWARD, "lstm": LSTM, "gru": GRU}
 """The networks of `--network`."""
+
+STEPS_WITH_ONE_STATE = 8
+"""Steps of an environment for which a new replay of sequences stores one recurrent state, which may need more than a row."""
 
 NETWORK_FIELDS = ("network", "actor", "critics")
 """Settings of agents that are networks."""
@@ -40,7 +44,8 @@ def change_parts(
     Args:
         settings: the settings that flags change.
         num_envs: with a new recurrent network, whose minibatches are whole environments, `num_minibatches` becomes its largest
-            divisor that divides this number too, unless it is among the settings; 0 keeps it.
+            divisor that divides this number too, unless it is among the settings. With a replay, which stores a recurrent state
+            every `num_steps` steps, a `num_steps` of 1 becomes 8, or fewer if the replay needs it. 0 keeps both.
 
     Raises:
         UsageError: the agent has no such setting, or would no longer explore.
@@ -55,7 +60,11 @@ def change_parts(
         raise UsageError(f"{', '.join(flags)}: {algorithm} has no replay")
     if "replay" in fields:
         kind = "sequence" if any(isinstance(network, RecurrentNetwork) for network in networks.values()) else None
-        parts["replay"] = changed_replay(fields["replay"], replay_flags, kind, env_steps)
+        parts["replay"] = replay = changed_replay(fields["replay"], replay_flags, kind, env_steps)
+        is_new = num_envs > 0 and network_flags.network is not None and "num_steps" in fields.keys() - settings.keys()
+        if is_new and isinstance(replay, SequenceReplay) and fields["num_steps"] == 1:
+            parts["num_steps"] = count = _steps_with_one_state(replay)
+            print(f"num_steps={count}: the replay stores a recurrent state every {count} steps")
     if "num_minibatches" in fields.keys() - settings.keys() and isinstance(networks.get("network"), RecurrentNetwork):
         parts["num_minibatches"] = count = math.gcd(fields["num_minibatches"], num_envs)
         if count != fields["num_minibatches"]:
@@ -66,6 +75,12 @@ def change_parts(
         raise UsageError("nothing explores without --noisy while --epsilon is 0; set it, e.g.: --epsilon linear:1:0.05:0.1")
     made: Agent = changed
     return made
+
+
+def _steps_with_one_state(replay: SequenceReplay) -> int:
+    """The largest `num_steps` up to 8 for this capacity and these sequences."""
+    most = min(STEPS_WITH_ONE_STATE, replay.sequence_length - replay.burn_in)
+    return next(count for count in range(most, 0, -1) if replay.capacity % count == 0)
 
 
 def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags) -> dict[str, Any]:
