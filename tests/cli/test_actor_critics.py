@@ -135,6 +135,11 @@ def test_a_cell_is_put_before_the_layers_of_actor_and_critics():
     made = change_parts("sac", agent, NetworkFlags(network="gru", hidden=(8,)), ReplayFlags(burn_in=2), 100)
     actor, critics = polyak.GRU(head=polyak.Actor((8,))), polyak.GRU(head=polyak.Critics((8,)))
     assert (made.actor, made.critics, made.replay) == (actor, critics, polyak.SequenceReplay(1_000_000, burn_in=2))
+    with_tanh = change_parts("sac", agent, NetworkFlags(network="gru", activation="tanh"), ReplayFlags(), 100)
+    assert with_tanh.actor == polyak.GRU(activation="tanh", head=polyak.Actor(activation="tanh"))
+    of_critics = change_parts("sac", made, NetworkFlags(value_activation="elu"), ReplayFlags(), 100)
+    assert of_critics.critics == polyak.GRU(activation="elu", head=polyak.Critics((8,), activation="elu"))
+    assert of_critics.actor == actor
     # Later flags change the layers after the cell, or the cell.
     wider = change_parts("sac", made, NetworkFlags(value_hidden=(16,)), ReplayFlags(), 100)
     assert (wider.actor, wider.critics) == (actor, polyak.GRU(head=polyak.Critics((16,))))

@@ -65,10 +65,12 @@ class BuiltInNetwork(abc.ABC):
 
     Attributes:
         hidden: widths of the dense layers.
-        activation: activation after each dense layer; None is tanh with a head of policies or their values, else relu.
+        activation: activation after each dense layer; None is tanh with a head of policies or their values, else relu, also
+            with the heads `Actor` and `Critics` of a recurrent network.
         orthogonal: in dense layers, orthogonal weights with gain √2, 0.01 in the policy's last layer, 1 in the last layer of
             values, and biases 0; False: weights and biases uniform within ±1/√inputs, as in PyTorch. None is True with a head
-            of policies or their values, else False.
+            of policies or their values, else False, also with `Actor` and `Critics`. For the layers of these two their own
+            settings count.
         norm: `"layer"` normalizes the outputs of each dense layer before its activation; None does not.
         head: outputs of the network: `PolicyAndValue`, `QValues` or `Quantiles`, or in an `ActorAndCritic` `PolicyOnly` or
             `ValueOnly`. None: the agent sets its head.

@@ -161,7 +161,8 @@ class Recurrent(BuiltInNetwork):
         width: size of the cell's output.
         hidden: widths of the dense layers before the cell; may be empty.
         head: outputs of the network: `PolicyAndValue`, `QValues`, or of off-policy actor-critics an `Actor` or `Critics`, which
-            see the cell's output in place of the observation. None: the agent sets its head.
+            see the cell's output in place of the observation, and have settings of their own for their layers. None: the agent
+            sets its head.
     """
 
     width: int = integer(default=64, at_most=MAX_WIDTH)
