@@ -25,8 +25,8 @@ class ReplayFlags:
     ] = None
     (
         "draw transitions uniformly; or in proportion to (|TD error| + eps)^alpha, with importance weights; or draw "
-        "sequences, the default with a recurrent network; or draw transitions with goals that were achieved in their episodes, "
-        "in environments with goals, uniformly or with a --priority flag in proportion"
+        "sequences (agents with recurrent networks), the default with one; or draw transitions with goals that were achieved "
+        "in their episodes, in environments with goals, uniformly or with a --priority flag in proportion"
     )
     capacity: Annotated[int | None, default_hint(f"{REPLAY_DEFAULT} 100,000, of actor-critics 1,000,000", "INT")] = None
     """number of transitions in the replay, over all environments and devices"""
