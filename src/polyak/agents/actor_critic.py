@@ -138,9 +138,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     def initial_carry(self) -> PyTree:
         """The recurrent states of actor and critics in one environment, with a replay of sequences; else `()`."""
-        if not self.replay.draws_sequences:
-            return ()
-        return {"actor": carry_of_one(self.actor), "critic": carry_of_one(self.critics)}
+        return {"actor": carry_of_one(self.actor), "critic": carry_of_one(self.critics)} if self.replay.draws_sequences else ()
 
     def share_encoder(self, actor: Variables, critics: Variables) -> Variables:
         """The actor with the convolutions of the critics, without a gradient, where they share them; else the actor itself."""

@@ -24,11 +24,7 @@ def unroll_sequences(network: Network, variables: Variables, obs: SequenceObs) -
     after = jax.tree.map(lambda x: x[burn_in:], obs.obs)
     out, _ = unroll(network, variables, after, obs.first[burn_in:], carry)
     index = obs.index - burn_in * obs.first.shape[1]
-
-    def at_index(x: Array) -> Array:
-        return flatten_steps(x)[index]
-
-    return jax.tree.map(at_index, out)
+    return jax.tree.map(lambda x: flatten_steps(x)[index], out)
 
 
 def apply_to_batch(

@@ -47,9 +47,8 @@ class WithCriticState(PolicyWrapper):
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, and both carries."""
         step = self.policy.action(time_step, carry["actor"], key)
-        return PolicyStep(
-            step.action, {"actor": step.carry, "critic": self._critic_state(time_step, carry["critic"])}, step.info
-        )
+        carries = {"actor": step.carry, "critic": self._critic_state(time_step, carry["critic"])}
+        return PolicyStep(step.action, carries, step.info)
 
     predict = inner_predict
 
