@@ -252,8 +252,8 @@ MUTATIONS = (
     ),
     Mutation(
         "replay/returns.py",
-        "is_running = old.is_running & continues",
-        "is_running = old.is_running",
+        "is_whole = jnp.where(is_last, terminated & valid, after.is_whole)",
+        "is_whole = (terminated & valid) | after.is_whole",
         ("replay/test_returns.py::test_returns_are_sums_to_the_end_of_terminated_episodes",),
     ),
     Mutation(

@@ -81,10 +81,43 @@ def test_returns_are_sums_to_the_end_of_terminated_episodes(capacity):
                 if is_whole:
                     np.testing.assert_allclose(state.returns.value[row], value, rtol=1e-5, atol=1e-6)
     assert min(known, unknown) > 40
-    assert all(bool(jnp.isfinite(x).all()) for x in (state.returns.value, state.returns.discount))
+    assert bool(jnp.isfinite(state.returns.value).all())
     batch = ring.sample(state, KEY, 64, num_envs=ENVS, gamma=GAMMA)
     np.testing.assert_array_equal(batch.whole_return, state.returns.value[batch.index])
     np.testing.assert_array_equal(batch.has_whole_return, state.returns.is_whole[batch.index])
+    # Known returns are not computed again, and rows of a replay that was emptied are none.
+    terminated = np.zeros_like(line[1])
+    terminated[STEPS] = True
+    end = rollout_at((np.ones_like(line[0]), terminated, *(np.zeros_like(x) for x in line[2:])), 0)
+    state = add(state, end)
+    known = np.arange(STEPS * ENVS) + (int(state.position) - STEPS) % slots * ENVS
+    assert bool(state.returns.is_whole[known].all())
+    marked = dataclasses.replace(state.returns, value=state.returns.value.at[known].set(77.0))
+    assert bool((add(dataclasses.replace(state, returns=marked), end).returns.value[known] == 77.0).all())
+    rows = dataclasses.replace(state.rows, valid=state.rows.valid | True)
+    emptied = add(dataclasses.replace(state, rows=rows, layout=0 * state.layout, returns=marked), end)
+    np.testing.assert_array_equal(emptied.returns.value[ENVS * STEPS :], marked.value[ENVS * STEPS :])
+
+
+def test_no_whole_buffer_is_copied_or_selected_also_for_several_seeds():
+    """Adding costs what an episode has, not what the replay holds."""
+    ring, line = ReturnReplay(4_096, gamma=GAMMA), timeline()
+    states = jax.vmap(lambda _: ring.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=STEPS))(jnp.arange(2))
+    rollouts = jax.tree.map(lambda *x: jnp.stack(x), *(rollout_at(line, 4 * i) for i in range(6)))
+    seeds = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), rollouts)
+
+    def fill(state, rollouts):
+        return jax.lax.scan(lambda state, rollout: (ring.add(state, rollout), None), state, rollouts)[0]
+
+    compiled = jax.jit(jax.vmap(fill), donate_argnums=0).lower(states, seeds).compile()
+    for word in (" copy(", " select("):
+        assert not [x for x in compiled.as_text().splitlines() if word in x and "[2,4096]" in x]
+    got = compiled(states, seeds).returns
+    for seed in range(2):
+        state = ring.init(jnp.zeros(1), jnp.zeros((), jnp.int32), num_steps=STEPS)
+        wanted = jax.jit(fill)(state, jax.tree.map(lambda x, seed=seed: x[seed], seeds)).returns
+        np.testing.assert_array_equal(got.is_whole[seed], wanted.is_whole)
+        np.testing.assert_array_equal(np.where(wanted.is_whole, got.value[seed], 0), np.where(wanted.is_whole, wanted.value, 0))
 
 
 def make(spec=SPEC, **settings):

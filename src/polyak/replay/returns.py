@@ -15,20 +15,27 @@ from polyak.replay.replay import Replay, ReplayState, Transition
 from polyak.replay.uniform import UniformReplay
 
 
+@jax.custom_batching.custom_vmap
+def _is_any(flags: Bool[Array, " B"]) -> Bool[Array, ""]:
+    """Any of the flags, and under `vmap` any of all seeds': a loop with a condition for each would copy what it carries."""
+    return jnp.any(flags)
+
+
+@_is_any.def_vmap
+def _is_any_of_all(_: int, __: list[bool], flags: Bool[Array, "S B"]) -> tuple[Bool[Array, ""], bool]:
+    return _is_any(flags.reshape(-1)), False
+
+
 @struct
 class Returns:
-    """The returns of stored rows.
+    """The returns of rows.
 
     Attributes:
-        value: Σ_k γ^k r_{t+k} of the rewards so far.
-        discount: γ^m, m the steps from t to the next row of the environment.
-        is_running: the episode of the row goes on.
+        value: Σ_k γ^k r_{t+k} to the end of the episode; meaningless unless `is_whole`.
         is_whole: the episode has reached a terminal state; False where it was cut short, or goes on.
     """
 
     value: Float[Array, "*N"]
-    discount: Float[Array, "*N"]
-    is_running: Bool[Array, "*N"]
     is_whole: Bool[Array, "*N"]
 
 
@@ -37,7 +44,7 @@ class ReturnReplay(UniformReplay):
     """A `UniformReplay` whose transitions have the return of the rest of their episode, G_t = Σ_k γ^k r_{t+k}.
 
     A return is known once its episode has terminated. An episode that goes on, or was cut short (by a time limit, or because a
-    step had NaN or infinity, or the stream ended), has none. A rollout changes the returns of all rows of running episodes.
+    step had NaN or infinity, or the stream ended), has none. A rollout with the end of an episode also writes its older rows.
 
     Attributes:
         gamma: γ; agents set it to theirs. Returns in the replay keep the γ that they were stored with.
@@ -52,9 +59,9 @@ class ReturnReplay(UniformReplay):
         self, obs: PyTree, action: PyTree, action_mask: PyTree = None, *, num_steps: int, carry: PyTree = ()
     ) -> ReplayState:
         """An empty replay; see `UniformReplay.init`."""
-        zeros, flags = jnp.zeros((2, self.capacity), jnp.float32), jnp.zeros((2, self.capacity), bool)
         state = super().init(obs, action, action_mask, num_steps=num_steps)
-        return dataclasses.replace(state, returns=Returns(*zeros, *flags))
+        returns = Returns(jnp.zeros(self.capacity, jnp.float32), jnp.zeros(self.capacity, bool))
+        return dataclasses.replace(state, returns=returns)
 
     def partition(self, axis_name: str, num_steps: int) -> PyTree:
         """Rows and returns are split by environment; see `Replay.partition`."""
@@ -62,40 +69,37 @@ class ReturnReplay(UniformReplay):
         return dataclasses.replace(super().partition(axis_name, num_steps), returns=rows)
 
     def add(self, state: ReplayState, rollout: Rollout) -> ReplayState:
-        """The replay with a rollout's transitions, and the returns that these have changed; see `UniformReplay.add`."""
+        """The replay with a rollout's transitions, and the returns of episodes that it ends; see `UniformReplay.add`."""
         assert state.returns is not None, "init creates them"
         stored = super().add(state, rollout)
         num_steps, num_envs = rollout.reward.shape
-        slots = stored.num_slots(num_envs)
-        start = (stored.position.astype(jnp.int32) - num_steps) % slots
+        slots, rows, gamma = stored.num_slots(num_envs), stored.rows, jnp.asarray(self.gamma, jnp.float32)
+        newest, size = stored.position.astype(jnp.int32) - 1, stored.size.astype(jnp.int32)
 
-        def rows_at(x: Array, slot: Any, count: int) -> Array:
-            rows = jax.lax.dynamic_slice_in_dim(x, slot % slots * num_envs, count * num_envs)
-            return rows.reshape(count, num_envs)
+        def goes_on(carry: tuple[Array, Returns, Returns]) -> Bool[Array, ""]:
+            age, after, _ = carry
+            return (age < num_steps) | _is_any(after.is_whole & (age < size))
 
-        rows = stored.rows
-        reward, terminated, truncated, valid = (
-            rows_at(x, start, num_steps) for x in (rows.reward, rows.terminated, rows.truncated, rows.valid)
-        )
-        new = _returns(reward, terminated, terminated | truncated | ~valid, valid, jnp.asarray(self.gamma, jnp.float32))
-        first = jax.tree.map(lambda x: x[:1], new)
-        # Where the transition before is not valid, or the replay was emptied, the rollout continues no episode.
-        continues = rows_at(rows.valid, start - 1, 1) & jnp.all(state.layout == stored.layout)
+        def step_back(carry: tuple[Array, Returns, Returns]) -> tuple[Array, Returns, Returns]:
+            age, after, returns = carry
+            at = (newest - age) % slots * num_envs
 
-        def change(old: Returns) -> Returns:
-            is_running = old.is_running & continues
-            return Returns(
-                value=old.value + jnp.where(is_running, old.discount * first.value, 0.0),
-                discount=old.discount * first.discount,
-                is_running=is_running & first.is_running,
-                is_whole=old.is_whole | (is_running & first.is_whole),
-            )
+            def row_of(x: Array) -> Array:
+                return jax.lax.dynamic_slice_in_dim(x, at, num_envs)
 
-        old = state.returns
-        size = slots * num_envs
-        changed = change(jax.tree.map(lambda x: x[:size].reshape(slots, num_envs), old))
-        changed = jax.tree.map(lambda x, rows: jax.lax.dynamic_update_slice_in_dim(x, rows, start, axis=0), changed, new)
-        returns = jax.tree.map(lambda x, changed: x.at[:size].set(changed.reshape(-1)), old, changed)
+            terminated, valid = row_of(rows.terminated), row_of(rows.valid)
+            is_last = terminated | row_of(rows.truncated) | ~valid
+            value = row_of(rows.reward) + jnp.where(is_last, 0.0, gamma * after.value)
+            is_whole = jnp.where(is_last, terminated & valid, after.is_whole)
+            # Older rows change where the episode goes on to a terminal state in this rollout.
+            is_changed = (age < num_steps) | (after.is_whole & ~is_last & (age < size))
+            at = jnp.where(is_changed, at + jnp.arange(num_envs, dtype=jnp.int32), stored.capacity)
+            row = Returns(value, is_whole)
+            returns = jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), returns, row)
+            return age + 1, Returns(value, is_whole & is_changed), returns
+
+        end = Returns(jnp.zeros(num_envs, jnp.float32), jnp.zeros(num_envs, bool))
+        *_, returns = jax.lax.while_loop(goes_on, step_back, (jnp.int32(0), end, state.returns))
         return dataclasses.replace(stored, returns=returns)
 
     def sample(
@@ -127,31 +131,3 @@ def with_returns(owner: str, replay: Replay, gamma: Scalar) -> ReturnReplay:
         raise ValueError(f"{owner}: monte_carlo_weight must be None unless replay is a UniformReplay, got {replay!r}")
     fields = {field.name: getattr(replay, field.name) for field in dataclasses.fields(UniformReplay)}
     return ReturnReplay(**fields, gamma=gamma)
-
-
-def _returns(
-    reward: Float[Array, "T B"],
-    terminated: Bool[Array, "T B"],
-    last: Bool[Array, "T B"],
-    valid: Bool[Array, "T B"],
-    gamma: Float[Array, ""],
-) -> Returns:
-    """The returns of a rollout's rows, of its own rewards.
-
-    Args:
-        last: the sum ends with the step.
-    """
-
-    def step(after: Returns, x: tuple[Array, ...]) -> tuple[Returns, Returns]:
-        reward, terminated, last, valid = x
-        row = Returns(
-            value=jnp.where(valid, reward, 0.0) + jnp.where(last, 0.0, gamma * after.value),
-            discount=gamma * jnp.where(last, 1.0, after.discount),
-            is_running=~last & after.is_running,
-            is_whole=jnp.where(last, terminated & valid, after.is_whole),
-        )
-        return row, row
-
-    zeros, ones = jnp.zeros(reward.shape[1], jnp.float32), jnp.ones(reward.shape[1], jnp.float32)
-    end = Returns(zeros, ones, ones > 0, zeros > 0)
-    return jax.lax.scan(step, end, (reward, terminated, last, valid), reverse=True)[1]
