@@ -214,7 +214,8 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
             _write_result(training, result)
     if result.diagnosis is not None:
         return result
-    reason = explain_no_step(training.config.agent, result.progress, result.metrics)
+    agent, metrics = training.config.agent, result.metrics
+    reason = explain_no_step(agent, result.progress, metrics) or explain_no_reset(agent, metrics)
     if reason is not None and result.stopped is None:
         warn(f"{training.title}: {reason}")
     if result.stopped is None:
@@ -252,6 +253,14 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
     else:
         why = f"{progress.env_steps} env_steps are too few for one"
     return f"no gradient step was taken; {why}"
+
+
+def explain_no_reset(agent: Any, metrics: Mapping[str, float]) -> str | None:
+    """Explain why `reset_period` had no effect; None if a network was reset, or the agent has no resets."""
+    if metrics.get("train/resets", 1) > 0:
+        return None
+    updates = metrics["train/n_updates"]
+    return f"no network was reset; reset_period={agent.reset_period} must be below {updates:.0f} gradient steps"
 
 
 def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) -> bool:
