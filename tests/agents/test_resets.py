@@ -112,6 +112,9 @@ def test_bad_settings_are_errors_that_name_them():
     with pytest.raises(ValueError, match=r"SAC: reset_keeps: unknown layer 'encoder'.*layers: actor, dense, layers, policy, "):
         make("sac", reset_period=8, reset_keeps="encoder").init(KEY)
     agent, other = make("sac", reset_period=8), make("sac")
+    agent.check(2)
+    with pytest.raises(ValueError, match="SAC: reset_period=8 must exceed an update's 8 steps"):
+        agent.check(4)
     for one, state, message in (
         (agent, other, "created with reset_period=None but the agent sets reset_period"),
         (other, agent, "created with reset_period but the agent has reset_period=None"),

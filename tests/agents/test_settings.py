@@ -35,7 +35,7 @@ WRONG = {
     **dict.fromkeys(("num_steps", "num_epochs", "num_minibatches", "microbatch_size", "batch_size"), (0, *NO_COUNT)),
     **dict.fromkeys(("target_period", "policy_delay", "num_target_critics", "sde_sample_freq", "reset_period"), (0, *NO_COUNT)),
     "max_noise_repeats": (0, *NO_COUNT),
-    "reset_keeps": (3, (), ("dense", None), ("dense", "dense"), ""),
+    "reset_keeps": (3, (), ("dense", None), ""),
     **dict.fromkeys(("max_skipped_updates", "num_quantiles", "num_action_samples"), (0, *NO_COUNT)),
     **dict.fromkeys(("num_tau", "num_target_tau", "num_policy_tau"), (0, *NO_COUNT)),
     **dict.fromkeys(("dropped_quantiles",), NO_COUNT),

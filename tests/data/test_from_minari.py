@@ -154,7 +154,7 @@ def test_what_is_in_a_replay_is_not_lost_to_a_rollout_of_other_environments():
     with pytest.raises(ValueError, match=r"must have B=2 environments, as the 14 time steps in the replay, .* got 1"):
         agent.add(state, from_minari(data_set([5]), SPEC))
     other = dataclasses.replace(agent, num_steps=2)
-    with pytest.raises(ValueError, match=r"DQN.add: state must have a replay of num_steps=2, got num_steps=1"):
+    with pytest.raises(ValueError, match=r"DQN.add: state must have a replay of num_steps=2, got 1"):
         other.add(state, from_minari(data_set([5, 5]), SPEC, num_envs=2, num_steps=2))
 
 

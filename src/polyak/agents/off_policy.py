@@ -168,12 +168,14 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         """Check that an update has an integer number of gradient steps, and that devices split replay and batches equally.
 
         Raises:
-            ValueError: the number is no integer, devices cannot split replay or batches, the replay is too small, or the agent
-                cannot learn from an environment (`env_error`).
+            ValueError: the number is no integer or not below `reset_period`, devices cannot split replay or batches, the replay
+                is too small, or the agent cannot learn from an environment (`env_error`).
         """
         if self.env_error is not None:
             raise ValueError(self.env_error)
-        self._count_gradient_steps(num_envs * devices)
+        steps = self._count_gradient_steps(num_envs * devices)
+        if self.reset_period is not None and self.reset_period <= steps:
+            raise ValueError(f"{type(self).__name__}: reset_period={self.reset_period} must exceed an update's {steps} steps")
         if self.batch_size % devices:
             raise ValueError(f"{type(self).__name__}: batch_size={self.batch_size} must be divisible by devices={devices}")
         self.replay.check(num_envs, self.num_steps, n_step=self.n_step, devices=devices)
@@ -210,9 +212,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         check_actions(owner, rollout, self.spec)
         replay: Any = state.replay
         if replay.num_steps != self.num_steps:
-            raise ValueError(
-                f"{owner}: state must have a replay of num_steps={self.num_steps}, got num_steps={replay.num_steps}"
-            )
+            raise ValueError(f"{owner}: state must have a replay of num_steps={self.num_steps}, got {replay.num_steps}")
         return dataclasses.replace(state, replay=add_stream(owner, self.replay, replay, rollout))
 
     def update(
@@ -234,7 +234,6 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         _, num_envs = check_rollout(rollout, self.spec)
         rollout = as_arrays(rollout)
         ring: Any = DrawnReplay() if isinstance(state.replay, DrawnBatches) else self.replay
-        has_priorities = self.replay.has_priorities
         # Added first: a program that samples before it adds would copy the replay.
         replay = ring.add(state.replay, without_returns(self, rollout))
         normalizers = state.normalizers.update(rollout, self.gamma, axis_name)
@@ -244,7 +243,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         if axis_name is not None:
             keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
         is_learning = self._is_learning(env_steps, replay.size, num_envs * devices)
-        draw = self._draw_options(env_steps, num_envs) | {"axis_name": axis_name}
+        draw = self._draw_options(env_steps, num_envs) | {"batch_size": self.batch_size // devices, "axis_name": axis_name}
 
         def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
             stored = dataclasses.replace(replay, priorities=priorities)
@@ -258,9 +257,9 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
             copies, priorities = carry
             # The branches read the replay and do not return it, which would copy it.
             copies, log, index = jax.lax.cond(is_learning, learn, wait, copies, priorities, keys)
-            if has_priorities or isinstance(ring, DrawnReplay):
+            if self.replay.has_priorities or isinstance(ring, DrawnReplay):
                 current = dataclasses.replace(replay, priorities=priorities)
-                error = log.terms["priority"] if has_priorities else jnp.zeros(index.shape, jnp.float32)
+                error = log.terms["priority"] if self.replay.has_priorities else jnp.zeros(index.shape, jnp.float32)
                 priorities = ring.set_priorities(current, index, error, enabled=is_learning, axis_name=axis_name).priorities
             return (copies, priorities), log
 
@@ -287,10 +286,9 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         self, ring: Any, replay: Any, copies: PyTree, normalizers: Normalizers, keys: Array, draw: dict[str, Any], at: StepCount
     ) -> tuple[PyTree, StepLog, Array]:
         """Draw a batch and take a gradient step; also returns the batch's rows. `at` is the time of schedules."""
-        (sample_key, train_key), axis_name = keys, draw["axis_name"]
-        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-        drawn = ring.sample(replay, sample_key, self.batch_size // devices, **draw)
-        return self._train_on(drawn, copies, normalizers, train_key, axis_name, at)
+        sample_key, train_key = keys
+        drawn = ring.sample(replay, sample_key, **draw)
+        return self._train_on(drawn, copies, normalizers, train_key, draw["axis_name"], at)
 
     def _train_on(
         self,
@@ -427,13 +425,11 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         stored = state.replay
         if isinstance(stored, DrawnBatches):
             return
-        created = jax.eval_shape(self._create_replay)
+        created, parts = jax.eval_shape(self._create_replay), ("priorities", "carries", "episodes", "returns")
         for name, value, wanted in (
             ("capacity", stored.capacity * devices, created.capacity),
             ("replay.num_steps", stored.num_steps, created.num_steps),
-            ("replay.priorities", stored.priorities is not None, created.priorities is not None),
-            ("replay.carries", stored.carries is not None, created.carries is not None),
-            ("replay.episodes", stored.episodes is not None, created.episodes is not None),
+            *((f"replay.{part}", getattr(stored, part) is not None, getattr(created, part) is not None) for part in parts),
             ("the replay", jax.tree.structure(stored), jax.tree.structure(created)),
         ):
             if value != wanted:

@@ -1,10 +1,10 @@
 """Resets of an agent's networks, which it then learns again from all that its replay has."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import DictKey, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
 from polyak.agents.settings import Entries
@@ -38,15 +38,11 @@ def check_layer_names(owner: str, name: str, value: Any) -> None:
     """Check that a setting is None, a name, or a tuple of names.
 
     Raises:
-        TypeError, ValueError: the value is something else.
+        TypeError: the value is something else.
     """
-    if value is None:
-        return
     names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, tuple) or not all(isinstance(each, str) for each in names):
-        raise TypeError(f"{owner}: {name} must be a name, a tuple of names, or None, got {value!r}")
-    if not names or "" in names or len(set(names)) < len(names):
-        raise ValueError(f"{owner}: {name} must be names of layers, each once, or None, got {value!r}")
+    if value is not None and not (isinstance(names, tuple) and names and all(isinstance(each, str) and each for each in names)):
+        raise TypeError(f"{owner}: {name} must be the name of a layer, a tuple of names, or None, got {value!r}")
 
 
 @struct(kw_only=True)
@@ -59,8 +55,9 @@ class ResetSettings:
     again.
 
     Attributes:
-        reset_period: gradient steps between resets (Nikishin et al. 2022, arXiv:2205.07802). A reset comes with the first
-            update after them, before its gradient steps, so that no training ends with a reset. None disables resets.
+        reset_period: gradient steps between resets (Nikishin et al. 2022, arXiv:2205.07802), more than an update has. A reset
+            comes with the first update after them, before its gradient steps: a training that ends soon after one has networks
+            of only these steps. None disables resets.
         reset_keeps: layers that resets keep, by their names in the parameters, in all copies and with the averages of their
             optimizer; `"encoder"` keeps the convolutions, `("encoder", "dense")` all but the heads, `"cell"` the cells of
             recurrent networks. None keeps none.
@@ -83,10 +80,9 @@ def create_resets(settings: Any, key: PRNGKeyArray, copies: PyTree) -> Resets | 
     """
     if settings.reset_period is None:
         return None
-    found = {name: None for path, _ in jax.tree_util.tree_leaves_with_path(copies) for name in _layers(path)}
-    for layer in _kept(settings):
-        if layer not in found:
-            raise ValueError(f"{type(settings).__name__}: reset_keeps: {unknown_name(layer, found, 'layer')}")
+    found = {layer: None for path, _ in tree_leaves_with_path(copies) for layer in _layers(path)}
+    for layer in _kept(settings) - found.keys():
+        raise ValueError(f"{type(settings).__name__}: reset_keeps: {unknown_name(layer, found, 'layer')}")
     # Two buffers, because the state is donated.
     return Resets(jax.random.fold_in(key, RESETS), jnp.zeros((), jnp.uint32), jnp.zeros((), jnp.uint32))
 
@@ -111,15 +107,13 @@ def reset_if_due(
 
     def reset(old: PyTree) -> PyTree:
         created = agent.create_copies(jax.random.fold_in(resets.key, resets.count))
-        new = jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(created))
-        return keep_layers(_kept(agent), old, new)
+        return keep_layers(_kept(agent), old, jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(created)))
 
     copies = jax.lax.cond(is_due, reset, lambda copies: copies, copies)
-    count = resets.count + is_due.astype(jnp.uint32)
-    return copies, Resets(resets.key, count, jnp.where(is_due, updates, resets.updates))
+    return copies, Resets(resets.key, resets.count + is_due.astype(jnp.uint32), jnp.where(is_due, updates, resets.updates))
 
 
-def keep_layers(names: tuple[str, ...], old: PyTree, new: PyTree) -> PyTree:
+def keep_layers(names: set[str], old: PyTree, new: PyTree) -> PyTree:
     """The new copies, with the layers of these names and their optimizer's averages from the old ones.
 
     The optimizer's count of steps is new.
@@ -132,29 +126,28 @@ def keep_layers(names: tuple[str, ...], old: PyTree, new: PyTree) -> PyTree:
         return new
 
     def is_kept(path: tuple[Any, ...]) -> bool:
-        return any(name in names for name in _layers(path))
+        return not names.isdisjoint(_layers(path))
 
-    def keep_in_vectors(old: PyTree, kept: PyTree) -> PyTree:
-        """The same for optimizers of parameters as one vector."""
-        if not isinstance(old, NetworkCopies):
-            return kept
-        mask, _ = ravel(jax.tree_util.tree_map_with_path(lambda path, x: jnp.full(x.shape, is_kept(path)), old.online.params))
-        if not isinstance(mask, jax.Array):
-            return kept
-        states = old.optimizer_state, kept.optimizer_state
-        state = jax.tree.map(lambda x, y: jnp.where(mask, x, y) if x.shape == mask.shape else y, *states)
-        return dataclasses.replace(kept, optimizer_state=state)
+    def keep(outer: tuple[Any, ...], old: PyTree, new: PyTree) -> PyTree:
+        mask: Any = None
+        if isinstance(old, NetworkCopies):
+            # An optimizer of parameters as one vector has averages of its shape.
+            mask, _ = ravel(tree_map_with_path(lambda path, x: jnp.full(x.shape, is_kept(path)), old.online.params))
 
-    kept = jax.tree_util.tree_map_with_path(lambda path, x, y: x if is_kept(path) else y, old, new)
-    return jax.tree.map(keep_in_vectors, old, kept, is_leaf=lambda node: isinstance(node, NetworkCopies))
+        def choose(path: tuple[Any, ...], x: Array, y: Array) -> Array:
+            is_vector = isinstance(mask, jax.Array) and x.shape == mask.shape
+            return jnp.where(mask if is_vector else is_kept((*outer, *path)), x, y)
+
+        return tree_map_with_path(choose, old, new)
+
+    return tree_map_with_path(keep, old, new, is_leaf=lambda node: isinstance(node, NetworkCopies))
 
 
-def _kept(settings: Any) -> tuple[str, ...]:
-    names = settings.reset_keeps
-    return (names,) if isinstance(names, str) else names or ()
+def _kept(settings: Any) -> set[str]:
+    names = settings.reset_keeps or ()
+    return {names} if isinstance(names, str) else set(names)
 
 
 def _layers(path: tuple[Any, ...]) -> list[str]:
     """The layers that an array is of, by its path, from the outermost on; the array's own name is none of them."""
-    keys = [entry.key for entry in path[:-1] if isinstance(entry, jax.tree_util.DictKey)]
-    return [key for key in keys if isinstance(key, str)]
+    return [entry.key for entry in path[:-1] if isinstance(entry, DictKey) and isinstance(entry.key, str)]
