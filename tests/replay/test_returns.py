@@ -155,9 +155,21 @@ def test_returns_are_scaled_as_rewards():
     assert not np.array_equal(scaled.reward, ones)
 
 
-def test_other_replays_are_rejected():
-    with pytest.raises(ValueError, match="DQN: monte_carlo_weight must be None unless replay is a UniformReplay, got Prior"):
-        make(replay=polyak.PrioritizedReplay(512))
+def test_without_a_weight_the_replay_has_no_returns():
+    assert dataclasses.replace(make(), monte_carlo_weight=None).replay == UniformReplay(512)
+    assert make(monte_carlo_weight=None, replay=ReturnReplay(256)).replay == UniformReplay(256)
+
+
+def test_what_has_no_returns_is_rejected():
+    wanted = "DQN: monte_carlo_weight must be None unless replay is exactly a UniformReplay, no class derived from it, got Hind"
+    with pytest.raises(ValueError, match=wanted):
+        make(replay=polyak.HindsightReplay(512))
+    message = r"DQN.update: this state was created with replay\.returns=False but the agent has True"
+    state = jax.eval_shape(make(monte_carlo_weight=None).init, KEY)
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(make().update, state, rollout_at(timeline(), 0), KEY)
+    with pytest.raises(ValueError, match=r"train\.run: data must be None with monte_carlo_weight=0.25, got data='nowhere.h5'"):
+        polyak.train.run(make(), "CartPole-v1", data="nowhere.h5", env_steps=64)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.replay.replay import Replay, Transition, check_replay
-from polyak.replay.returns import with_returns
+from polyak.replay.returns import with_returns, without_returns
 from polyak.replay.sequences import SequenceObs
 from polyak.replay.uniform import UniformReplay
 
@@ -85,8 +85,9 @@ class DQN(MunchausenSettings, QAgent):
         check_settings(self)
         if self.munchausen is not None and self.gap_weight is not None:
             raise ValueError("DQN: munchausen and gap_weight are two ways to increase the action gap; leave one of them out")
-        if self.monte_carlo_weight is not None:
-            object.__setattr__(self, "replay", with_returns("DQN", self.replay, self.gamma))
+        has_returns = self.monte_carlo_weight is not None
+        replay = with_returns("DQN", self.replay, self.gamma) if has_returns else without_returns(self.replay)
+        object.__setattr__(self, "replay", replay)
         check_sequences("DQN", self.network, self.replay, self.num_steps)
         self._check_together()
 

@@ -125,9 +125,19 @@ def with_returns(owner: str, replay: Replay, gamma: Scalar) -> ReturnReplay:
     """The replay with returns of this γ.
 
     Raises:
-        ValueError: the replay is no `UniformReplay`.
+        ValueError: the replay is no `UniformReplay`, or of a class derived from it.
     """
     if type(replay) not in (UniformReplay, ReturnReplay):
-        raise ValueError(f"{owner}: monte_carlo_weight must be None unless replay is a UniformReplay, got {replay!r}")
-    fields = {field.name: getattr(replay, field.name) for field in dataclasses.fields(UniformReplay)}
-    return ReturnReplay(**fields, gamma=gamma)
+        wanted = "replay is exactly a UniformReplay, no class derived from it"
+        raise ValueError(f"{owner}: monte_carlo_weight must be None unless {wanted}, got {replay!r}")
+    return ReturnReplay(**_fields(replay), gamma=gamma)
+
+
+def without_returns(replay: Replay) -> Replay:
+    """The `UniformReplay` of a `ReturnReplay`; other replays unchanged."""
+    return UniformReplay(**_fields(replay)) if type(replay) is ReturnReplay else replay
+
+
+def _fields(replay: Replay) -> dict[str, Any]:
+    """The settings of a `UniformReplay`."""
+    return {field.name: getattr(replay, field.name) for field in dataclasses.fields(UniformReplay)}

@@ -85,6 +85,8 @@ def with_data(agent: Agent, env: Env | HostEnv, settings: TrainSettings) -> tupl
     if data is None:
         return agent, None, None
     check_learns_from_data(owner, agent)
+    if (weight := getattr(agent, "monte_carlo_weight", None)) is not None:
+        raise ValueError(f"{owner}: data must be None with monte_carlo_weight={weight}, got data={data!r:.80}")
     replay = learner.replay.replay if isinstance(learner.replay, MixedReplay) else learner.replay
     mixed = MixedReplay(replay, share=settings.data_share)
     mixed.divide(learner.batch_size)  # before the data are loaded, which takes longer
