@@ -125,7 +125,7 @@ def test_bad_settings_are_errors_that_name_them():
 
 @pytest.mark.slow
 def test_gradient_steps_on_data_reset_too():
-    """The step after a period is that of an agent without resets with new networks, and the data stays."""
+    """After a period, an agent learns as one without resets and with new networks does, and the data stays."""
     agent = make("td3", reset_period=2, num_steps=8)
     state = agent.add_data(agent.init(KEY), random_rollout(agent, num_envs=1))
     learn = jax.jit(lambda agent, state: agent.learn(state, KEY)[0])

@@ -24,7 +24,7 @@ class Resets:
     """The resets of an agent's networks.
 
     Attributes:
-        key: the key of all resets; the new parameters of reset n are those of `fold_in(key, n)`.
+        key: the key of all resets; reset n creates its parameters with `fold_in(key, n)`.
         count: n, the number of resets so far.
         updates: gradient steps until the last reset.
     """

@@ -184,7 +184,7 @@ def _with_noise(name: str, arguments: Mapping[str, Any], *, has_sde: bool) -> Ma
         return arguments
     if not has_sde:
         return {key: value for key, value in arguments.items() if key not in ("std", "log_std")}
-    if arguments.get("squash_log_std"):  # its log_std is not that of σ
+    if arguments.get("squash_log_std"):  # its log_std is before the squashing
         arguments = {key: value for key, value in arguments.items() if key not in ("squash_log_std", "log_std")}
     return {"log_std": SDE_LOG_STD[name], **arguments, "std": "sde"}
 
