@@ -12,6 +12,7 @@ import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import TimeStep
 from polyak.policies import NetworkPolicy, ParameterNoise
+from polyak.policies.parameter_noise import PERIOD, _adapt
 from polyak.presets import preset
 from tests.agents.test_crossq import Aim, AutoReset
 
@@ -87,6 +88,26 @@ def test_sigma_changes_after_50_valid_steps_by_their_distance():
                 squares[row] = []
         np.testing.assert_allclose(carry.std, std, rtol=1e-5)
     assert std[0] > 0.02 and std[3] < 1.0
+
+
+def test_sigma_is_bounded_where_no_noise_moves_the_actions():
+    carry = dataclasses.replace(noisy(0.15).initial_state(2), std=jnp.array([15.0, 1.0]), steps=jnp.full(2, PERIOD - 1))
+    np.testing.assert_allclose(_adapt(carry, jnp.zeros(2), jnp.ones(2, bool), 0.15).std, [15.0, 1.01], rtol=1e-6)
+
+
+def test_layers_of_normalization_are_known_by_their_names():
+    """A name that begins with `norm` is none."""
+    policy = noisy()
+
+    def flags(*names):
+        params = {name: {"x": jnp.zeros(2)} for name in names}
+        network = dataclasses.replace(policy.policy, variables=dataclasses.replace(VARIABLES, params=params))
+        return dataclasses.replace(policy, policy=network)
+
+    names = {"LayerNorm_0": False, "a_norm": False, "norm": False, "normal_mean": True, "normalizer": True, "norms": False}
+    np.testing.assert_array_equal(flags(*names)._has_noise, np.repeat(list(names.values()), 2))
+    with pytest.raises(ValueError, match="ParameterNoise: policy must have parameters outside of normalization, got Actor"):
+        flags("norm").initial_state(2)
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 
@@ -21,6 +23,9 @@ PERIOD = 50
 
 FACTOR = 1.01
 """The factor of a change of σ."""
+
+LARGEST = 100.0
+"""The largest σ / δ: where no noise moves the actions by δ, σ would grow to infinity."""
 
 
 @struct
@@ -51,9 +56,9 @@ class ParameterNoise(PolicyWrapper):
 
         √ E[ (π(s) - π̃(s))² / dim A ] ≤ δ,    the mean over these steps
 
-    Parameters differ in scale, so the layers should be normalized (`norm="layer"`). Arrays with `norm` in their path, scale and
-    bias of normalization, get no noise. The noise takes B · P numbers, and each environment has its own products of matrices,
-    so this is for small networks.
+    σ is at most 100 δ. Parameters differ in scale, so the layers should be normalized (`norm="layer"`). Arrays in a layer whose
+    name ends with `norm` or `norms`, scale and bias of normalization, get no noise. The noise takes B · P numbers, and each
+    environment has its own products of matrices, so this is for small networks.
 
     `distribution` has the noise so far: wrappers that act by the distribution of their inner policy, such as `GaussianNoise`,
     draw none.
@@ -78,7 +83,14 @@ class ParameterNoise(PolicyWrapper):
         check_settings(self)
 
     def initial_state(self, batch_size: int) -> ParameterNoiseCarry:
-        """No noise yet."""
+        """No noise yet.
+
+        Raises:
+            ValueError: no parameter of the network would get noise.
+        """
+        network = self.policy.network
+        if not self._has_noise.any():
+            raise ValueError(f"ParameterNoise: policy must have parameters outside of normalization, got {network!r}")
         noise = jnp.zeros((batch_size, len(self._has_noise)), jnp.float32)
         std = jnp.full(batch_size, self.delta, jnp.float32)
         return ParameterNoiseCarry(noise, std, jnp.zeros_like(std), jnp.full(batch_size, -1, jnp.int32))
@@ -107,19 +119,20 @@ class ParameterNoise(PolicyWrapper):
 
     def _draw(self, noise: Float[Array, "B P"], is_drawn: Bool[Array, " B"], key: PRNGKeyArray) -> Float[Array, "B P"]:
         """The noise, new in the rows where it is drawn."""
-        fresh = jnp.where(self._has_noise[None], jax.random.normal(key, noise.shape, noise.dtype), 0.0)
+        fresh = jnp.where(jnp.asarray(self._has_noise)[None], jax.random.normal(key, noise.shape, noise.dtype), 0.0)
         return jnp.where(is_drawn[:, None], fresh, noise)
 
     @property
-    def _has_noise(self) -> Bool[Array, " P"]:
-        """False for the parameters of layers of normalization."""
+    def _has_noise(self) -> npt.NDArray[np.bool_]:
+        """False for the parameters of layers of normalization; `[P]`, in the order of `ravel_pytree`."""
 
         def is_normalization(path: tuple[Any, ...]) -> bool:
-            return "norm" in jax.tree_util.keystr(path).lower()
+            layers = jax.tree_util.keystr(path, simple=True, separator="/").lower().split("/")
+            # Flax Linen counts layers of a class: `LayerNorm_0`.
+            return any(layer.rstrip("_0123456789").endswith(("norm", "norms")) for layer in layers)
 
-        params = self.policy.variables.params
-        flags = jax.tree_util.tree_map_with_path(lambda path, x: jnp.full(jnp.shape(x), not is_normalization(path)), params)
-        return ravel_pytree(flags)[0]
+        leaves = jax.tree_util.tree_leaves_with_path(self.policy.variables.params)
+        return np.concatenate([np.full(jnp.size(x), not is_normalization(path)) for path, x in leaves])
 
 
 def _adapt(
@@ -128,7 +141,8 @@ def _adapt(
     """The carry with the distance of a step, if that is valid, and with another σ after `PERIOD` of them."""
     total, steps = carry.distance + jnp.where(valid, distance, 0.0), carry.steps + valid.astype(jnp.int32)
     is_due = steps >= PERIOD
-    std = jnp.where(jnp.sqrt(total / PERIOD) <= delta, carry.std * FACTOR, carry.std / FACTOR)
+    grown = jnp.minimum(carry.std * FACTOR, LARGEST * delta)
+    std = jnp.where(jnp.sqrt(total / PERIOD) <= delta, grown, carry.std / FACTOR)
     return ParameterNoiseCarry(
         noise=carry.noise,
         std=jnp.where(is_due, std, carry.std),
