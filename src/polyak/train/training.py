@@ -214,8 +214,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
             _write_result(training, result)
     if result.diagnosis is not None:
         return result
-    agent, metrics = training.config.agent, result.metrics
-    reason = explain_no_step(agent, result.progress, metrics) or explain_no_reset(agent, metrics)
+    reason = explain_no_step(training.config.agent, result.progress, result.metrics)
     if reason is not None and result.stopped is None:
         warn(f"{training.title}: {reason}")
     if result.stopped is None:
@@ -232,7 +231,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
 
 
 def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, float]) -> str | None:
-    """Explain why no gradient step was taken; None if a step was taken, or if the agent does not report gradient steps.
+    """Explain why no gradient step was taken, or no reset with `reset_period`; None if they were, or are not reported.
 
     Args:
         agent: the agent that was trained.
@@ -243,7 +242,10 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
     if updates is None:
         return None
     if _has_taken_step(agent, updates, metrics):
-        return None
+        if metrics.get("train/resets") != 0:
+            return None
+        period = getattr(agent, "reset_period", None)
+        return f"no network was reset; reset_period={period} must be below {updates:.0f} gradient steps"
     if skipped:
         quantity = QUANTITIES[int(metrics.get("train/nonfinite_source", 1)) - 1]
         return f"all {skipped:,.0f} gradient steps were skipped, as {quantity} was NaN or infinite; nothing was learned"
@@ -253,14 +255,6 @@ def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, floa
     else:
         why = f"{progress.env_steps} env_steps are too few for one"
     return f"no gradient step was taken; {why}"
-
-
-def explain_no_reset(agent: Any, metrics: Mapping[str, float]) -> str | None:
-    """Explain why `reset_period` had no effect; None if a network was reset, or the agent has no resets."""
-    if metrics.get("train/resets", 1) > 0:
-        return None
-    updates = metrics["train/n_updates"]
-    return f"no network was reset; reset_period={agent.reset_period} must be below {updates:.0f} gradient steps"
 
 
 def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) -> bool:
