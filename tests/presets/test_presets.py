@@ -284,7 +284,8 @@ def test_sr_sac_is_sac_with_many_gradient_steps_and_resets_in_every_environment(
     for env_id, updates, resets in (("Pendulum-v1", 16, 3), ("Nowhere-v0", 32, 6)):
         found = preset("sr_sac", env_id)
         agent = agent_class("sr_sac")(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])), **found.settings(1_000))
-        assert isinstance(agent, polyak.SAC) and agent.updates_per_step == updates
+        assert isinstance(agent, polyak.SAC) and agent.updates_per_step == updates and agent.alpha_loss == "alpha"
+        assert agent.actor.squash_log_std and agent.actor.log_std == -4.0
         assert (found.env_steps - agent.learning_starts) * updates // agent.reset_period == resets
 
 

@@ -3,9 +3,12 @@
 from polyak.presets.preset import Preset
 
 # fmt: off
-SR_SAC = {"updates_per_step": 32.0, "reset_period": 2_560_000, "learning_starts": 10_000}
+ACTOR = {"squash_log_std": True, "log_std": -4.0}
+SR_SAC = {
+    "actor": ACTOR, "alpha_loss": "alpha", "updates_per_step": 32.0, "reset_period": 2_560_000, "learning_starts": 10_000,
+}
 PENDULUM = {
-    **SR_SAC, "actor": {"hidden": (64, 64)}, "critics": {"hidden": (64, 64)}, "updates_per_step": 16.0,
+    **SR_SAC, "actor": {**ACTOR, "hidden": (64, 64)}, "critics": {"hidden": (64, 64)}, "updates_per_step": 16.0,
     "reset_period": 20_000, "learning_starts": 200, "replay": {"capacity": 20_000},
 }
 # fmt: on
