@@ -233,9 +233,9 @@ def test_skipped_steps_are_counted_for_the_update_and_for_the_network():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", ["compiled", "host"])
-def test_no_copy_of_the_replay_in_the_compiled_update(loop):
-    agent = make(replay=polyak.UniformReplay(65_536), learning_starts=64, n_step=3)
+@pytest.mark.parametrize(("loop", "weight"), [("compiled", None), ("host", None), ("compiled", 0.1)])
+def test_no_copy_of_the_replay_in_the_compiled_update(loop, weight):
+    agent = make(replay=polyak.UniformReplay(65_536), learning_starts=64, n_step=3, monte_carlo_weight=weight)
     state, rollout = agent.init(KEY), random_rollout(agent)
 
     def several(state, key):
