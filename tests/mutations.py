@@ -990,7 +990,7 @@ MUTATIONS = (
         ("train/test_statistics.py::test_the_interval_holds_the_iqm_of_the_population_about_as_often_as_it_says",),
     ),
     Mutation(
-        "train/training.py",
+        "train/no_step.py",
         'return updates > metrics.get("train/consecutive_skipped_updates", 0)',
         "return updates > 0",
         ("train/test_no_step.py",),

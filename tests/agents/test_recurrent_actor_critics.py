@@ -446,7 +446,7 @@ def test_noise_of_ddpg_is_not_stored():
 def test_resets_keep_the_head_of_critics_and_not_all_that_follows_the_cell():
     agent = make("sac", RecallSign(), reset_period=8, reset_keeps="head")
     params = jax.eval_shape(lambda: agent.init(KEY)).copies.critics.online.params
-    kept = keep_layers(("head",), jax.tree.map(lambda x: True, params), jax.tree.map(lambda x: False, params))
+    kept = keep_layers({"head"}, jax.tree.map(lambda x: True, params), jax.tree.map(lambda x: False, params))
     of_critics = {name: all(jax.tree.leaves(part)) for name, part in kept.pop("on_cell").items()}
     assert of_critics == {"layers": False, "head": True} and not any(jax.tree.leaves(kept))
 

@@ -5,7 +5,7 @@ import pytest
 
 import polyak
 from polyak.core.types import Progress
-from polyak.train.training import explain_no_step
+from polyak.train.no_step import explain_no_step
 from tests.train.test_run import SMALL
 
 CONSECUTIVE = "train/consecutive_skipped_updates"

@@ -189,10 +189,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         check_unit_actions(type(self).__name__, self.spec)
 
     def _set_networks(self, actor: Actor, critics: Critics) -> None:
-        """Set the default networks where there are none; beside a built-in recurrent actor, critics have its kind of cell.
-
-        Warns of critics without a recurrent state that see no more than a recurrent actor, whose memory they cannot value.
-        """
+        """Set the default networks where there are none; beside a built-in recurrent actor, critics have its kind of cell."""
         owner = type(self).__name__
         defaults = ("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))
         for name, default, spec in defaults:
@@ -206,12 +203,6 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             if given is None:
                 warn_of_flat_images(owner, name, network, spec)
             object.__setattr__(self, name, network)
-        has_memory = [isinstance(network, RecurrentNetwork) for network in (self.actor, self.critics)]
-        if has_memory == [True, False] and self.views["actor"] == self.views["critic"]:
-            warn(
-                f"{owner}: critics without a recurrent state see no more than the recurrent actor, and cannot value what it "
-                f"remembers, got {self.critics!r}; set critics such as LSTM(head=Critics()), or critic_obs"
-            )
 
     def _set_outputs_of_critics(self, name: Literal["num_quantiles", "num_atoms"], outputs: int) -> None:
         """Set the number of outputs of the built-in critics, their field `name`, to the agent's.
@@ -236,6 +227,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def _check_together(self) -> None:
         """Check settings that depend on each other.
 
+        Warns of critics without a recurrent state that see no more than a recurrent actor, whose memory they cannot value.
+
         Raises:
             ValueError: settings contradict each other; the message names them.
         """
@@ -243,6 +236,12 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         owner, obs = type(self).__name__, self.spec.obs
         if self.takes_sequences:
             check_sequences(owner, self.actor, self.replay, self.num_steps, name="actor")
+        has_memory = [isinstance(network, RecurrentNetwork) for network in (self.actor, self.critics)]
+        if has_memory == [True, False] and self.views["actor"] == self.views["critic"]:
+            warn(
+                f"{owner}: critics without a recurrent state see no more than the recurrent actor, and cannot value what it "
+                f"remembers, got {self.critics!r}; set critics such as LSTM(head=Critics()), or critic_obs"
+            )
         if isinstance(self.critics, RecurrentNetwork) and not isinstance(self.actor, RecurrentNetwork):
             raise ValueError(f"{owner}: critics must not be recurrent beside an actor that is not, got {self.critics!r}")
         if self.has_unit_weights and isinstance(self.actor, RecurrentNetwork):

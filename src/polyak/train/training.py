@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from polyak.core.types import Agent, Callback, EndedEpisodes, Env, HasReplay, HostEnv, Progress, PyTree, Rollout
+from polyak.core.types import Callback, EndedEpisodes, Env, HostEnv, Progress, PyTree, Rollout
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import compiled
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.host_loop import host
 from polyak.loops.loop import LoopState, TrainResult
 from polyak.loops.offline_loop import offline
-from polyak.ops.gradient_step import QUANTITIES
 from polyak.replay.replay import ReplayState
 from polyak.runs import OFFLINE, RunConfig, read_config
 from polyak.storage.checkpoint import steps
@@ -28,6 +27,7 @@ from polyak.storage.writers import checkpointer, jsonl_logger, tensorboard_logge
 from polyak.train.display import Display, Screen, show_progress
 from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate_if_it_ends, evaluation_env
 from polyak.train.interrupt import Interrupt
+from polyak.train.no_step import explain_no_step
 from polyak.train.result import Result
 from polyak.train.summary import summary_line, write_summary
 from polyak.train.tracking import tracked
@@ -228,43 +228,6 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     if run is not None and result.stopped is None:
         console.print_line(f"run: {run.directory}")
     return result
-
-
-def explain_no_step(agent: Agent, progress: Progress, metrics: Mapping[str, float]) -> str | None:
-    """Explain why no gradient step was taken, or no reset with `reset_period`; None if they were, or are not reported.
-
-    Args:
-        agent: the agent that was trained.
-        progress: progress at the end of training.
-        metrics: metrics of the last report.
-    """
-    updates, skipped = metrics.get("train/n_updates"), metrics.get("train/skipped_steps", 0)
-    if updates is None:
-        return None
-    if _has_taken_step(agent, updates, metrics):
-        if metrics.get("train/resets") != 0:
-            return None
-        period = getattr(agent, "reset_period", None)
-        return f"no network was reset; reset_period={period} must be below {updates:.0f} gradient steps"
-    if skipped:
-        quantity = QUANTITIES[int(metrics.get("train/nonfinite_source", 1)) - 1]
-        return f"all {skipped:,.0f} gradient steps were skipped, as {quantity} was NaN or infinite; nothing was learned"
-    learning_starts = getattr(agent, "learning_starts", None)
-    if learning_starts is not None and learning_starts >= progress.env_steps:
-        why = f"learning_starts={learning_starts} must be less than env_steps={progress.target_env_steps}"
-    else:
-        why = f"{progress.env_steps} env_steps are too few for one"
-    return f"no gradient step was taken; {why}"
-
-
-def _has_taken_step(agent: Agent, updates: float, metrics: Mapping[str, float]) -> bool:
-    """Return True if a gradient step was taken."""
-    if isinstance(agent, HasReplay):
-        return updates > 0
-    if (applied := metrics.get("pushes/applied")) is not None:
-        return applied > 0
-    # Other agents count updates, not gradient steps.
-    return updates > metrics.get("train/consecutive_skipped_updates", 0)
 
 
 def make_result(training: Training, trained: TrainResult, snapshot: dict[str, Any] | None) -> Result:
