@@ -16,7 +16,7 @@ from polyak.ops.weight_norm import normalize_weights
 from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.test_actor_critics import batch
 from tests.agents.test_crossq import Aim, arrays_of, gradient, other_statistics
-from tests.agents.test_xqc import ATOMS, RATE, make, other_weights, project
+from tests.agents.test_xqc import ATOMS, RATE, check_action_and_values, make, other_weights, project
 
 KEY = jax.random.key(0)
 BLOCKS = {"residual": "inverted"}
@@ -221,14 +221,7 @@ def test_it_learns_the_best_action_and_its_value():
         env.spec, width=16, learning_starts=512, batch_size=32, num_steps=1, learning_rate=3e-3, alpha=0.05, num_atoms=41,
         replay=polyak.UniformReplay(16_000),
     )  # fmt: skip
-    state = polyak.loops.compiled(agent, env, env_steps=2_000, key=KEY).state
-    obs = np.array([[-1.0], [1.0]], np.float32)
-    action = agent.policy(state).predict(obs)[0]
-    np.testing.assert_allclose(action, 0.5 * obs, atol=0.2)
-    critics, atoms = state.copies.critics.online, np.linspace(-2, 2, 41)
-    best, worse = (jax.nn.softmax(agent.q_values(critics, jnp.asarray(obs), x)) @ atoms for x in (action, -action))
-    np.testing.assert_allclose(best, np.zeros((2, 2)), atol=0.2)
-    np.testing.assert_allclose(worse, np.full((2, 2), -1.0), atol=0.5)
+    check_action_and_values(agent, env, env_steps=2_000)
 
 
 @pytest.mark.slow

@@ -296,6 +296,18 @@ def test_settings_are_checked(settings, message):
         make(**settings).init(KEY)
 
 
+def check_action_and_values(agent, env, env_steps):
+    """Check that an agent with 41 atoms learns `Aim`: the best action, the value of it, and the value of the opposite one."""
+    state = polyak.loops.compiled(agent, env, env_steps=env_steps, key=KEY).state
+    obs = np.array([[-1.0], [1.0]], np.float32)
+    action = agent.policy(state).predict(obs)[0]
+    np.testing.assert_allclose(action, 0.5 * obs, atol=0.2)
+    critics, atoms = state.copies.critics.online, np.linspace(-2, 2, 41)
+    best, worse = (jax.nn.softmax(agent.q_values(critics, jnp.asarray(obs), x)) @ atoms for x in (action, -action))
+    np.testing.assert_allclose(best, np.zeros((2, 2)), atol=0.2)
+    np.testing.assert_allclose(worse, np.full((2, 2), -1.0), atol=0.5)
+
+
 @pytest.mark.slow
 def test_it_learns_the_best_action_and_its_value():
     env = AutoReset(Aim(), 8)
@@ -304,14 +316,7 @@ def test_it_learns_the_best_action_and_its_value():
         batch_size=64, num_steps=1, learning_rate=3e-3, alpha=0.05, num_atoms=41,
         replay=polyak.UniformReplay(16_000),
     )  # fmt: skip
-    state = polyak.loops.compiled(agent, env, env_steps=4_000, key=KEY).state
-    obs = np.array([[-1.0], [1.0]], np.float32)
-    action = agent.policy(state).predict(obs)[0]
-    np.testing.assert_allclose(action, 0.5 * obs, atol=0.2)
-    critics, atoms = state.copies.critics.online, np.linspace(-2, 2, 41)
-    best, worse = (jax.nn.softmax(agent.q_values(critics, jnp.asarray(obs), x)) @ atoms for x in (action, -action))
-    np.testing.assert_allclose(best, np.zeros((2, 2)), atol=0.2)
-    np.testing.assert_allclose(worse, np.full((2, 2), -1.0), atol=0.5)
+    check_action_and_values(agent, env, env_steps=4_000)
 
 
 @pytest.mark.slow
