@@ -267,14 +267,17 @@ def polyak_update(algorithm: str, width: int) -> tuple[Any, Callable[[Any, Any],
 def worker(contestant: str, algorithm: str, width: int, threads: int, updates: int) -> None:
     few_threads(threads)
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     pace = Pace(jax=jax.__version__)
     plain = {"ppo": plain_ppo, "sac": plain_sac, "dqn": plain_dqn}
-    state, update = plain[algorithm](width) if contestant == "plain" else polyak_update(algorithm, width)
-    step = jax.jit(update, donate_argnums=0).lower(state, jax.random.key(1)).compile()
+    first, update = plain[algorithm](width) if contestant == "plain" else polyak_update(algorithm, width)
+    step = jax.jit(update, donate_argnums=0).lower(first, jax.random.key(1)).compile()
     keys, done = jax.random.split(jax.random.key(1), updates), 0
     while True:
+        # From the first parameters in each turn: with the same rollout again and again, PPO diverges.
+        state = jax.block_until_ready(jax.tree.map(jnp.copy, first))
         for key in keys:
             state, said = step(state, key)
         jax.block_until_ready(state)
