@@ -132,11 +132,11 @@ def keep_layers(names: set[str], old: PyTree, new: PyTree) -> PyTree:
         mask: Any = None
         if isinstance(old, NetworkCopies):
             # An optimizer of parameters as one vector has averages of its shape.
-            mask, _ = ravel(tree_map_with_path(lambda path, x: jnp.full(x.shape, is_kept(path)), old.online.params))
+            mask, _ = ravel(tree_map_with_path(lambda path, x: jnp.full(x.shape, is_kept(path), float), old.online.params))
 
         def choose(path: tuple[Any, ...], x: Array, y: Array) -> Array:
             is_vector = isinstance(mask, jax.Array) and x.shape == mask.shape
-            return jnp.where(mask if is_vector else is_kept((*outer, *path)), x, y)
+            return jnp.where(mask > 0 if is_vector else is_kept((*outer, *path)), x, y)
 
         return tree_map_with_path(choose, old, new)
 
