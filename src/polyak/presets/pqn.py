@@ -38,6 +38,8 @@ ATARI = {
 PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(300_000, 32, CARTPOLE, "polyak's preset"),
     "gymnax/Breakout-MinAtar": Preset(2_000_000, 128, MINATAR, "Gallici et al. 2024, with dense layers"),
+    "gymnax/SpaceInvaders-MinAtar": Preset(5_000_000, 128, MINATAR, "Gallici et al. 2024, with dense layers"),
+    "gymnax/Freeway-MinAtar": Preset(5_000_000, 128, MINATAR, "Gallici et al. 2024, with dense layers"),
     "gymnax/Asterix-MinAtar": Preset(5_000_000, 128, ASTERIX, "Gallici et al. 2024, with dense layers"),
     "ALE/...": Preset(10_000_000, 16, ATARI, "Gallici et al. 2024, with 16 environments"),
 }
