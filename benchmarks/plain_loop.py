@@ -111,7 +111,7 @@ def plain_sac(width: int) -> tuple[Any, Callable[[Any, Any], Any]]:
 
     def step(state: Any, key: Any) -> tuple[Any, Any]:
         networks, optimizers, target = state
-        batch_key, next_key, actor_key = jax.random.split(key, 3)
+        batch_key, next_key, actor_key, alpha_key = jax.random.split(key, 4)
         batch = draw(replay, batch_key, BATCH["sac"])
         alpha = jnp.exp(networks["log_alpha"])
         action, log_prob = act(networks["actor"], batch["next_obs"], next_key)
@@ -121,16 +121,17 @@ def plain_sac(width: int) -> tuple[Any, Callable[[Any, Any], Any]]:
         def critic_loss(critics: Any) -> Any:
             return jnp.sum(jnp.mean((values(critics, batch["obs"], batch["action"]) - wanted) ** 2, axis=1))
 
-        def actor_loss(actor: Any) -> tuple[Any, Any]:
+        def actor_loss(actor: Any) -> Any:
             action, log_prob = act(actor, batch["obs"], actor_key)
-            return jnp.mean(alpha * log_prob - values(critics, batch["obs"], action).min(axis=0)), log_prob.mean()
+            return jnp.mean(alpha * log_prob - values(critics, batch["obs"], action).min(axis=0))
 
         networks, optimizers = dict(networks), dict(optimizers)
         found = jax.value_and_grad(critic_loss)(networks["critics"])
         (critics, optimizers["critics"]), loss = descend(optimizer, (networks["critics"], optimizers["critics"]), found)
-        (_, log_prob), gradient = jax.value_and_grad(actor_loss, has_aux=True)(networks["actor"])
-        (actor, optimizers["actor"]), _ = descend(optimizer, (networks["actor"], optimizers["actor"]), (loss, gradient))
-        found = loss, -(log_prob - ACTIONS)
+        found = jax.value_and_grad(actor_loss)(networks["actor"])
+        (actor, optimizers["actor"]), _ = descend(optimizer, (networks["actor"], optimizers["actor"]), found)
+        # As TF-Agents does: of a draw of its own, by the new actor.
+        found = loss, -(act(actor, batch["obs"], alpha_key)[1].mean() - ACTIONS)
         (log_alpha, optimizers["log_alpha"]), _ = descend(optimizer, (networks["log_alpha"], optimizers["log_alpha"]), found)
         target = optax.incremental_update(critics, target, TAU)
         return ({"critics": critics, "actor": actor, "log_alpha": log_alpha}, optimizers, target), loss
