@@ -27,7 +27,9 @@ IMAGES = EnvSpec(Box(np.zeros((36, 36, 1)), np.full((36, 36, 1), 255.0), dtype=n
         (1, 8, SPEC, None, True),
         (1, 7, SPEC, None, False),
         (2, 1, SPEC, None, True),
-        (1, 8, SPEC, polyak.MLP((256, 256), head=polyak.PolicyAndValue()), True),
+        (1, 8, SPEC, polyak.MLP((128, 128), head=polyak.PolicyAndValue()), True),
+        (1, 8, SPEC, polyak.MLP((256, 256), head=polyak.PolicyAndValue()), False),
+        (1, 32, SPEC, polyak.MLP((256, 256), head=polyak.PolicyAndValue()), True),
         (1, 8, SPEC, polyak.MLP((257,), head=polyak.PolicyAndValue()), False),
         (1, 8, SPEC, polyak.MLP((4,), head=polyak.PolicyAndValue(value_hidden=(257,))), False),
         (1, 8, SPEC, polyak.MLP((), head=polyak.PolicyAndValue()), True),
@@ -62,6 +64,10 @@ def test_products_of_networks_of_action_values_are_small_too():
     spec = polyak.envs.make("jax/CartPole-v1", num_envs=1).spec
     assert polyak.DQN(spec).prefers_single_thread(8, 1)
     assert not polyak.DQN(spec, network=polyak.MLP((257,))).prefers_single_thread(8, 1)
+    pendulum = polyak.envs.make("jax/Pendulum-v1", num_envs=1, action_scaling="rescale").spec
+    assert not polyak.SAC(pendulum).prefers_single_thread(8, 1)  # 256 transitions, layers of 256 units
+    assert polyak.SAC(pendulum, batch_size=64).prefers_single_thread(8, 1)
+    assert not polyak.SAC(pendulum, batch_size=64, critics=polyak.Critics((512,))).prefers_single_thread(8, 1)
 
 
 @pytest.mark.parametrize(("length", "small"), [(16, True), (17, False)])
@@ -71,7 +77,8 @@ def test_products_of_sequences_are_small_where_all_their_steps_are(length, small
     for cls in (polyak.DQN, polyak.BC):
         assert cls(cartpole, network=polyak.GRU(), **settings).prefers_single_thread(8, 1) is small
     pendulum = polyak.envs.make("jax/Pendulum-v1", num_envs=1, action_scaling="rescale").spec
-    assert polyak.SAC(pendulum, actor=polyak.GRU(), **settings).prefers_single_thread(8, 1) is small
+    networks = {"actor": polyak.GRU(head=polyak.Actor(())), "critics": polyak.GRU(head=polyak.Critics(()))}
+    assert polyak.SAC(pendulum, **networks, **settings).prefers_single_thread(8, 1) is small
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from polyak.learning.recurrent_replay import apply_critics, apply_to_batch, carr
 from polyak.networks.actor import Actor
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.critics import Critics
-from polyak.networks.layers import MAX_NARROW_WIDTH, MAX_SMALL_BATCH, has_images, is_narrow, warn_of_flat_images
+from polyak.networks.layers import has_images, is_narrow, warn_of_flat_images
 from polyak.networks.pair import select_entries
 from polyak.networks.recurrent import Recurrent
 from polyak.networks.recurrent_critics import RecurrentCritics
@@ -92,11 +92,10 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         return Greedy(self._network_policy(state, self._evaluated_actor(state)))
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions, of sequences all together."""
+        """Return True for narrow layers and small batches, of sequences all together; see `is_narrow`."""
         critics = self.critics
-        widest = max(critics.layer_widths, default=0) if isinstance(critics, Critics | Recurrent) else np.inf
-        rows = self.batch_size * self.replay.draw_length
-        return is_narrow(self._actor, self.spec_of("actor")) and widest <= MAX_NARROW_WIDTH and rows <= MAX_SMALL_BATCH
+        widths = critics.layer_widths if isinstance(critics, Critics | Recurrent) else (np.inf,)
+        return is_narrow(self._actor, self.spec_of("actor"), self.batch_size * self.replay.draw_length, widths)
 
     def q_values(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None

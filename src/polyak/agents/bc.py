@@ -19,7 +19,7 @@ from polyak.networks.action_units import to_unit
 from polyak.networks.feedforward import MLP, complete
 from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, noise_spec
 from polyak.networks.heads import PolicyOnly
-from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import weighted_sum
@@ -160,8 +160,8 @@ class BC(OffPolicyAgent):
         return NetworkPolicy(online, normalizer, self._network, self.spec)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions, of sequences all together."""
-        return is_narrow(self._network, self._network_spec) and self.batch_size * self.replay.draw_length <= MAX_SMALL_BATCH
+        """Return True for narrow layers and small batches, of sequences all together; see `is_narrow`."""
+        return is_narrow(self._network, self._network_spec, self.batch_size * self.replay.draw_length)
 
     def _action_params(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
         """The parameters of the distribution, and the network's statistics; a recurrent network stays in evaluation mode."""

@@ -18,7 +18,7 @@ from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
 from polyak.networks.feedforward import MLP, complete, policy_settings
 from polyak.networks.heads import PolicyAndValue
-from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.quadratic import BestAction, check_value, quadratic_q, quadratic_spec
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import huber, weighted_sum
@@ -100,8 +100,8 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions."""
-        return is_narrow(self._network, self.spec) and self.batch_size <= MAX_SMALL_BATCH
+        """Return True for narrow layers and small batches; see `is_narrow`."""
+        return is_narrow(self._network, self.spec, self.batch_size)
 
     def train_step(
         self,

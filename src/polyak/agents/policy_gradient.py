@@ -19,7 +19,7 @@ from polyak.core.struct import choice, number, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms
 from polyak.learning.batch import Batch, Weights, network_inputs, normalize_minibatches, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (
     QUANTITIES,
@@ -245,9 +245,8 @@ class PolicyGradientAgent(OnPolicyAgent):
         return rmsprop(schedule, env_steps, decay=decay, eps=eps, max_grad_norm=max_norm)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True if layers are at most 256 wide and, on one device, rollouts have at most 256 samples."""
-        is_small = devices > 1 or self.num_steps * num_envs <= MAX_SMALL_BATCH
-        return is_narrow(self._network, self.spec) and is_small
+        """Return True for narrow layers and, on one device, small rollouts; see `is_narrow`."""
+        return is_narrow(self._network, self.spec, self.num_steps * num_envs if devices == 1 else 1)
 
     def evaluate(self, state: OnPolicyState, rollout: Rollout, weights: Weights) -> EvaluatedRollout:
         """Compute action distributions and values of a rollout by the online network.

@@ -29,7 +29,7 @@ from polyak.learning.batch import (
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.histograms import update_histograms
-from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
+from polyak.networks.layers import is_narrow
 from polyak.networks.pair import ActorAndCritic
 from polyak.ops import losses
 from polyak.ops.distributions import Distribution
@@ -147,11 +147,11 @@ class PPO(OnPolicyAgent):
         self._check_divides(self.num_steps, num_envs)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and, on one device, at most 256 samples per gradient computation."""
+        """Return True for narrow layers and, on one device, few samples per gradient computation; see `is_narrow`."""
         samples = self.num_steps * num_envs // self.num_minibatches
         if self.microbatch_size is not None:
             samples = self.microbatch_size * (self.num_steps if self._model.is_recurrent else 1)
-        return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
+        return is_narrow(self._network, self.spec, samples if devices == 1 else 1)
 
     @property
     def max_lag(self) -> int:

@@ -20,7 +20,7 @@ from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.normalizers import check_normalizers, settings_of
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.heads import QValues
-from polyak.networks.layers import MAX_SMALL_BATCH, has_images, is_narrow
+from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.q_network import check_q_network, is_noisy, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_mask, for_values, ravel_action
 from polyak.ops.distributions.discrete import where_allowed
@@ -134,9 +134,9 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
         check_divides("PQN", self.num_steps, num_envs, self.num_minibatches)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and, on one device, minibatches of at most 256 samples."""
+        """Return True for narrow layers and, on one device, small minibatches; see `is_narrow`."""
         samples = self.num_steps * num_envs // self.num_minibatches
-        return is_narrow(self._network, self.spec) and (devices > 1 or samples <= MAX_SMALL_BATCH)
+        return is_narrow(self._network, self.spec, samples if devices == 1 else 1)
 
     def policy(self, state: PQNState) -> Greedy:
         """The action of the largest value."""

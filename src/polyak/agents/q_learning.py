@@ -14,7 +14,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.recurrent_replay import carry_of_one
-from polyak.networks.layers import MAX_SMALL_BATCH, is_narrow
+from polyak.networks.layers import is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions, for_values
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import weighted_sum
@@ -140,8 +140,8 @@ class QAgent(TargetSettings, OffPolicyAgent):
         return self._network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for layers of at most 256 units and batches of at most 256 transitions, of sequences all together."""
-        return is_narrow(self._network, self.spec) and self.batch_size * self.replay.draw_length <= MAX_SMALL_BATCH
+        """Return True for narrow layers and small batches, of sequences all together; see `is_narrow`."""
+        return is_narrow(self._network, self.spec, self.batch_size * self.replay.draw_length)
 
     def _outputs(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False

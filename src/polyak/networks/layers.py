@@ -33,7 +33,8 @@ LARGE_BOX = 2048
 """Fewer numbers than in the smallest pictures, and more than in other observations of one Box."""
 MAX_NARROW_WIDTH = 256
 MAX_SMALL_BATCH = 256
-"""More samples at a time compute faster on several CPU threads."""
+MAX_SMALL_PRODUCT = 2**22
+"""Wider layers, more samples at a time, or more multiplications in a product compute faster on several CPU threads."""
 
 # Methods and attributes of `nnx.Dict`: an entry of such a name would hide one, or be hidden.
 RESERVED_NAMES = frozenset(name.rstrip("_") for name in dir(nnx.Dict()))
@@ -85,17 +86,21 @@ class DenseSettings:
     noisy: bool = False
 
 
-def is_narrow(network: Network, spec: EnvSpec) -> bool:
-    """Return True for a built-in network whose layers and input have at most 256 units, without images.
+def is_narrow(network: Network, spec: EnvSpec, samples: int = 1, others: Iterable[float] = ()) -> bool:
+    """Return True for a built-in network that one CPU thread computes as fast as two: narrow, with few samples at a time.
 
-    Up to that width a second CPU thread costs more than it gains: 2,048 samples in minibatches of 64 take 8.4 ms on one thread
-    and 10.0 on two with layers of (64, 64), 62 and 113 with (256, 256).
+    Two threads were 0.87 times as fast as one with layers of 64 units and 64 samples, 0.96 with 128 units and 128 samples, 0.89
+    with 128 and 256; but 1.24 to 1.45 times with 256 units and 128 samples or more.
+
+    Args:
+        samples: of a gradient step.
+        others: widths of layers of other networks that learn in the same step.
     """
     widths = getattr(network, "layer_widths", None)
     if widths is None or has_images(spec.obs):
         return False
-    inputs = sum(math.prod(leaf.shape) for _, leaf in leaf_spaces(spec.obs))
-    return max(inputs, *widths, 1) <= MAX_NARROW_WIDTH
+    widest = max(sum(math.prod(leaf.shape) for _, leaf in leaf_spaces(spec.obs)), *widths, *others, 1)
+    return widest <= MAX_NARROW_WIDTH and samples <= MAX_SMALL_BATCH and samples * widest**2 <= MAX_SMALL_PRODUCT
 
 
 def has_images(space: Space) -> bool:

@@ -412,8 +412,8 @@ def ravel(tree: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         return tree, lambda tree: tree
 
     def unravel(vector: Float[Array, " P"]) -> PyTree:
-        rows = jnp.split(vector[None], ends, axis=1)
-        return structure.unflatten([row.reshape(x.shape).astype(x.dtype) for row, x in zip(rows, leaves, strict=False)])
+        *rows, _ = jnp.split(vector[None], ends, axis=1)
+        return jax.tree.map(lambda x, row: row.reshape(x.shape).astype(x.dtype), tree, jax.tree.unflatten(structure, rows))
 
     # Rows, as XLA fuses what joins vectors into a loop that on two threads takes 300 times as long as copying them. Zeros are
     # one more row: padding the vector would copy the gradient, 6 % of an update with 32 minibatches.
