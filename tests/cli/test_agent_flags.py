@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from polyak.agents import AGENTS, agent_class
 from polyak.agents.settings import Entries
 from polyak.cli import agent_source
-from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
+from polyak.cli.agent_flags import agent_flags, explicit_settings, setting_names
 from polyak.cli.agent_source import agent_summary
 from polyak.cli.flags import UsageError, parse
 from polyak.core.types import Scalar
@@ -115,16 +115,17 @@ def test_defaults_of_a_preset_replace_those_of_the_class(module):
     ("arguments", "changes"),
     [
         ([], {}),
-        # A preset's fixed alpha, say, is not the same as one that is passed.
+        # Values of a preset or the class are set too if they are passed.
         (["--rate", "0.25"], {"rate": 0.25}),
-        (["--kind", "b", "--steps", "9", "--schedule", "None"], {"kind": "b", "steps": 9}),
+        (["--kind", "b", "--steps", "9", "--schedule", "None"], {"kind": "b", "steps": 9, "schedule": None}),
+        (["--steps", "8"], {"steps": 8}),
         (["--goal", "auto"], {"goal": "auto"}),
         (["--goal", "-1.5"], {"goal": -1.5}),
     ],
 )
-def test_settings_that_flags_change_are_those_that_are_passed(arguments, changes, module):
+def test_settings_that_are_passed_are_set_to_their_defaults_too(arguments, changes, module):
     flags = parse(agent_flags(f"{module}:Agent", {"rate": 0.25}), arguments, prog="polyak", description="")
-    assert flags.rate == 0.25 and changed_settings(flags) == changes
+    assert flags.rate == 0.25 and explicit_settings(flags, arguments) == changes
 
 
 def test_descriptions_are_those_of_the_docstring(module):
@@ -233,7 +234,7 @@ def test_arbitrary_settings_of_any_algorithm_are_what_they_say_or_an_error_that_
         assert left.code == 2 and err.getvalue()
         return
     assert all(is_meant(getattr(flags, field.name), text) for field, text in texts.items())
-    values = {name: with_length(value, 100) for name, value in changed_settings(flags).items()}
+    values = {name: with_length(value, 100) for name, value in explicit_settings(flags, words).items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of settings without effect

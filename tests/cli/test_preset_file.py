@@ -16,7 +16,8 @@ def test_flags_override_a_preset_file(tmp_path):
         "target_kl = 'None'\nclip_range = 'linear:0.2'\n"
         "[network]\nhidden = [64, 32]\nlog_std = -1.0\n"
     )
-    flags = parse(file, "--gamma", "0.8")
+    flags, settings = parse(file, "--gamma", "0.8", "--gae-lambda=0.95")
+    assert settings.keys() == {"learning_rate", "gamma", "normalize_obs", "target_kl", "clip_range", "gae_lambda"}
     assert flags.training.env_steps == 2000
     assert (flags.algorithm.learning_rate, flags.algorithm.gamma, flags.algorithm.normalize_obs) == (0.5, 0.8, True)
     assert flags.algorithm.target_kl is None and flags.algorithm.clip_range == LinearOverTraining(0.2)

@@ -6,13 +6,14 @@ None, and its default is a literal. Other fields are set in Python.
 
 import ast
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from polyak.cli.agent_source import class_sources
+from polyak.cli.flags import flag_of, set_flags
 from polyak.core.docstrings import attribute_texts
 from polyak.presets.preset import LINEAR, LinearOverTraining, parse_schedule
 
@@ -38,17 +39,10 @@ def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str]
     return dataclasses.make_dataclass("AgentFlags", described, frozen=True)
 
 
-NO_SETTINGS: Any = dataclasses.make_dataclass("NoSettings", [], frozen=True)()
-"""The flags of an agent from a user-defined function."""
-
-
-def changed_settings(flags: Any) -> dict[str, Any]:
-    """Return the settings of an `agent_flags` object that were set on the command line.
-
-    For a flag that is left out, tyro returns the default object itself; a float from the command line may equal this object.
-    """
-    found = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
-    return {name: value for name, (value, default) in found.items() if value is not default}
+def explicit_settings(flags: Any, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of an `agent_flags` object that arguments set, also those set to their defaults."""
+    given = set_flags(arguments)
+    return {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if flag_of(f"--{f.name}") in given}
 
 
 def setting_names(agent: str) -> list[str]:

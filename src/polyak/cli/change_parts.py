@@ -42,7 +42,7 @@ def change_parts(
     """Return the agent with the networks and the replay set by flags; a recurrent network implies a replay of sequences.
 
     Args:
-        settings: the settings that flags change.
+        settings: the settings that flags set.
         num_envs: with a new recurrent network, whose minibatches are whole environments, `num_minibatches` becomes its largest
             divisor that divides this number too, unless it is among the settings. With a replay, which stores a recurrent state
             every `num_steps` steps, a `num_steps` of 1 becomes 8, or fewer if the replay needs it. 0 keeps both.

@@ -90,7 +90,7 @@ def parse_for_runs(kind: type[T], arguments: Sequence[str], *, command: str, des
 
 def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Return the flags for which the dataclass `kind` has no field."""
-    own = {_normalize(f"--{name}") for name in field_names(kind)}
+    own = {flag_of(f"--{name}") for name in field_names(kind)}
     return [flag for flag in set_flags(arguments) if flag not in own]
 
 
@@ -132,10 +132,10 @@ def field_names(kind: Any) -> list[str]:
 
 def set_flags(arguments: Sequence[str]) -> list[str]:
     """Return the flags that arguments set, in one spelling."""
-    return [_normalize(argument) for argument in arguments if argument.startswith("--")]
+    return [flag_of(argument) for argument in arguments if argument.startswith("--")]
 
 
-def _normalize(argument: str) -> str:
+def flag_of(argument: str) -> str:
     """Return the flag that an argument sets: `--num-envs` for `--num_envs=8`, `--normalize-obs` for `--no-normalize-obs`."""
     return "--" + argument.split("=")[0].removeprefix("--").replace("_", "-").removeprefix("no-")
 

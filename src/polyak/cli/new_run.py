@@ -3,14 +3,13 @@
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from polyak import envs
 from polyak.agents import agent_class
-from polyak.cli.agent_flags import changed_settings
 from polyak.cli.change_parts import change_parts
 from polyak.cli.flags import TrainFlags, UsageError, fail, print_note
 from polyak.cli.network_flags import NetworkFlags
@@ -56,7 +55,7 @@ def train_new_run(
     env_id: str,
     flags: TrainFlags,
     user: UserFlags,
-    agent_flags: Any,
+    settings: Mapping[str, Any],
     network_flags: NetworkFlags,
     replay_flags: ReplayFlags,
 ) -> int:
@@ -67,7 +66,7 @@ def train_new_run(
         env_id: name of the environment, or of the function that creates it.
         flags: options of the training run.
         user: flags that name a user-defined agent and environment.
-        agent_flags: settings of the agent.
+        settings: settings of the agent that flags set.
         network_flags: settings of the network.
         replay_flags: settings of the replay.
     """
@@ -102,7 +101,6 @@ def train_new_run(
             env = split_over_workers(env, flags.num_envs, workers)
             source = env.source
         try:
-            settings = changed_settings(agent_flags)
             if user.agent is not None:
                 settings = {name: with_length(value, flags.env_steps) for name, value in settings.items()}
                 agent = make_user_agent(user.agent, env.spec, settings)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from polyak.agents import AGENTS, agent_class
-from polyak.cli.agent_flags import agent_flags, changed_settings, setting_names
+from polyak.cli.agent_flags import agent_flags, explicit_settings, setting_names
 from polyak.cli.flags import UsageError, default_hint, fail, parse, print_note
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.core.suggestions import unknown_name
@@ -60,7 +60,7 @@ def train_on_data(arguments: Sequence[str], owners: Callable[[str], Sequence[str
         algorithm, env_id, flags = _parse(arguments, owners)
     except UsageError as error:
         return fail(error)
-    return _train(algorithm, env_id, flags.training, flags.algorithm, flags.network)
+    return _train(algorithm, env_id, flags.training, explicit_settings(flags.algorithm, arguments), flags.network)
 
 
 def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> tuple[str, str | None, Any]:
@@ -94,7 +94,9 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
     return algorithm, env_id, parse(kind, rest, prog=prog, description=description, owners=owners)
 
 
-def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settings: Any, network_flags: NetworkFlags) -> int:
+def _train(
+    algorithm: str, env_id: str | None, flags: OfflineFlags, settings: dict[str, Any], network_flags: NetworkFlags
+) -> int:
     from polyak.cli.change_parts import change_parts
     from polyak.cli.new_run import run_directory
     from polyak.cli.replay_flags import ReplayFlags
@@ -122,7 +124,6 @@ def _train(algorithm: str, env_id: str | None, flags: OfflineFlags, agent_settin
         episodes = EPISODES if env_id is not None and flags.eval_episodes is None else flags.eval_episodes
         with evaluation_envs(algorithm, env_id, episodes) as (env, source):
             data = load_data("polyak train", flags.data, None if env is None else env.spec)
-            settings = changed_settings(agent_settings)
             made: Any = make_agent(algorithm, spec_for(algorithm, data, env), source, flags.gradient_steps, settings)
             made = change_parts(algorithm, made, network_flags, ReplayFlags(), flags.gradient_steps, settings)
             agent = fit_to_data(made, data)

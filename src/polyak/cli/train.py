@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyak.agents import AGENTS
-from polyak.cli.agent_flags import NO_SETTINGS, agent_flags, setting_names
+from polyak.cli.agent_flags import agent_flags, explicit_settings, setting_names
 from polyak.cli.agent_source import class_source
 from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.imports import find_modules_here
@@ -68,7 +68,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     if env_id is None:
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:
-        flags = _parse(algorithm, user_agent, env_id, [*words, *rest])
+        flags, settings = _parse(algorithm, user_agent, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
     try:
@@ -77,11 +77,8 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     except ValueError as error:  # JAX's, about an environment variable such as JAX_ENABLE_X64
         return fail(error)
 
-    of_agent = vars(flags)
-    settings, network = of_agent.get("algorithm", NO_SETTINGS), of_agent.get("network", NetworkFlags())
-    return train_new_run(
-        algorithm or "", env_id, flags.training, flags.user, settings, network, of_agent.get("replay", ReplayFlags())
-    )
+    network, replay = vars(flags).get("network", NetworkFlags()), vars(flags).get("replay", ReplayFlags())
+    return train_new_run(algorithm or "", env_id, flags.training, flags.user, settings, network, replay)
 
 
 @contextmanager
@@ -136,7 +133,8 @@ def _algorithms_with(name: str) -> list[str]:
     return [algorithm for algorithm, source in AGENTS.items() if name in setting_names(source)]
 
 
-def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> Any:
+def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the flags, and the settings of the agent that are set."""
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
         ("training", TrainFlags, dataclasses.field(default=_defaults(defaults))),
@@ -161,7 +159,8 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
     if env_id == PLACEHOLDER:
         description += " An environment's name in place of ENV shows its preset, if it has one (`polyak list`)."
     prog = f"polyak train {algorithm or '--agent MODULE:NAME'} {env_id}"
-    flags = dataclasses.make_dataclass("Flags", groups)
+    kind = dataclasses.make_dataclass("Flags", groups)
     if (file := _value_of("--preset", arguments)) is not None:
-        arguments = [*arguments, *flags_from(file, flags, arguments)]
-    return parse(flags, arguments, prog=prog, description=description, owners=_algorithms_with)
+        arguments = [*arguments, *flags_from(file, kind, arguments)]
+    flags: Any = parse(kind, arguments, prog=prog, description=description, owners=_algorithms_with)
+    return flags, explicit_settings(flags.algorithm, arguments) if source else {}
