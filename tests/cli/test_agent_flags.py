@@ -18,7 +18,7 @@ from polyak.agents import AGENTS, agent_class
 from polyak.agents.settings import Entries
 from polyak.cli import agent_source
 from polyak.cli.agent_flags import agent_flags, explicit_settings, setting_names
-from polyak.cli.agent_source import agent_summary
+from polyak.cli.agent_source import agent_summary, takes_sequences
 from polyak.cli.flags import UsageError, parse
 from polyak.core.types import Scalar
 from polyak.ops.schedules import Schedule
@@ -150,6 +150,7 @@ def test_a_subclass_of_one_of_our_agents_has_its_flags(module):
     defaults = {field.name: field.default for field in dataclasses.fields(cautious)}
     assert defaults == {field.name: field.default for field in dataclasses.fields(sac)} | {"penalty": 0.5, "gamma": 0.9}
     assert "replay" in setting_names(f"{module}:Cautious")
+    assert takes_sequences(f"{module}:Cautious") and not takes_sequences(f"{module}:Agent")
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,7 @@ def test_flags_read_from_the_source_are_the_fields_of_the_class(name):
         if hints[field.name] in simple or "Literal" in str(hints[field.name])
     }
     flags = agent_flags(AGENTS[name], {})
+    assert takes_sequences(AGENTS[name]) == getattr(agent_class(name), "takes_sequences", False)
     assert {field.name: field.default for field in dataclasses.fields(flags)} == fields
     for text in (hint.__metadata__[-1].help for hint in typing.get_type_hints(flags, include_extras=True).values()):
         assert text

@@ -151,10 +151,6 @@ A_NETWORK = {
 }  # fmt: skip
 
 
-WITH_CELLS = ("ddpg", "td3", "sac", "redq", "droq", "sr_sac", "tqc")
-"""Agents with an actor and critics that may be recurrent."""
-
-
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command):
     code, text, _ = command(f"train {algorithm} --help")
@@ -165,6 +161,7 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
     if algorithm == "td3":
         # Its actor has a standard deviation then.
         agent = agent_class("td3")(agent.spec, sde_sample_freq=4)
+    has_replay, has_sequences = hasattr(agent, "replay"), getattr(agent, "takes_sequences", False)
     for field in dataclasses.fields(NetworkFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
         # Rainbow explores by nothing else, and the blocks of SimbaV2 and FlashSAC have no other normalization and no dropout.
@@ -173,7 +170,7 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
         # NAF has a shared torso, and accepts no other.
         value = False if (algorithm, field.name) == ("naf", "shared_torso") else A_NETWORK[field.name]
         changed = agent
-        if algorithm in WITH_CELLS and field.name == "network":
+        if has_sequences and hasattr(agent, "critics") and field.name == "network":
             # No noise is stored with sequences, and recurrent critics have no dropout.
             value, others = "gru", {"dropout": 0.0} if algorithm == "droq" else {}
             unstored = {"ddpg": {"exploration": "gaussian"}, "td3": {"sde_sample_freq": None, "actor": None}}
@@ -184,7 +181,6 @@ def test_help_lists_the_network_flags_that_an_algorithm_takes(algorithm, command
             assert not is_shown, field.name
         else:
             assert is_shown, field.name
-    has_replay, has_sequences = hasattr(agent, "replay"), algorithm in ("dqn", "discrete_cql", *WITH_CELLS)
     for field in dataclasses.fields(ReplayFlags):
         is_shown = f" --{field.name.replace('_', '-')} " in text.replace(",", " ")
         assert is_shown == (has_sequences if field.name in ("sequence_length", "burn_in") else has_replay), field.name

@@ -72,8 +72,6 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     """
 
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
-    takes_sequences: ClassVar[bool] = False
-    """True if the networks may be recurrent; see `SequenceSettings`."""
 
     actor: Network | None = static(default=None, kw_only=False)
     critics: Network | None = static(default=None, kw_only=False)

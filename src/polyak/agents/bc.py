@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec, check_env_spec
-from polyak.core.struct import check_settings, integer, setting, static, struct
+from polyak.core.struct import check_settings, integer, static, struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_blocks
 from polyak.learning.flow_matching import flow_error
@@ -26,9 +26,8 @@ from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.flow_policy import FlowPolicy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
-from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.replay import Transition
 from polyak.replay.sequences import SequenceObs
-from polyak.replay.uniform import UniformReplay
 
 
 @struct(kw_only=True)
@@ -64,15 +63,16 @@ class BC(OffPolicyAgent):
     Source of the flow: Lipman et al. 2023, arXiv:2210.02747; as a policy, Park, Li and Levine 2025, arXiv:2502.02538.
 
     >>> from polyak.core.spaces import Box, Discrete, EnvSpec
+    >>> from polyak.replay.uniform import UniformReplay
     >>> agent = BC(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), replay=UniformReplay(10_000))
     >>> state = agent.init(jax.random.key(0))
     """
 
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
+    takes_sequences: ClassVar[bool] = True
 
     network: Network | None = static(default=None, kw_only=False)
     flow_steps: int | None = integer(default=None, at_most=MAX_FLOW_STEPS, optional=True)
-    replay: Replay = setting(default=UniformReplay(1_000_000), check=partial(check_replay, sequences=True))
 
     def __post_init__(self) -> None:
         check_env_spec("BC", self.spec)

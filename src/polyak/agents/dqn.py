@@ -1,7 +1,7 @@
 """Deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with double Q-learning and n-step targets."""
 
 import dataclasses
-from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.munchausen import MunchausenSettings, soft_value
 from polyak.agents.q_learning import QAgent, fold, value_terms
-from polyak.core.struct import check_settings, number, setting, struct
+from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
 from polyak.networks.heads import QValues
@@ -17,10 +17,9 @@ from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
-from polyak.replay.replay import Replay, Transition, check_replay
+from polyak.replay.replay import Transition
 from polyak.replay.returns import with_returns, without_returns
 from polyak.replay.sequences import SequenceObs
-from polyak.replay.uniform import UniformReplay
 
 NO_DEMONSTRATIONS = "DQN: margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline"
 
@@ -72,7 +71,8 @@ class DQN(MunchausenSettings, QAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    replay: Replay = setting(default=UniformReplay(100_000), check=partial(check_replay, sequences=True))
+    takes_sequences: ClassVar[bool] = True
+
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
     gap_weight: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     monte_carlo_weight: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)

@@ -35,7 +35,7 @@ from polyak.ops.gradient_step import Guard, StepLog, diagnose_skips, in_float32
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
-from polyak.replay.replay import Replay, ReplayState, Transition, check_replay
+from polyak.replay.replay import Replay, ReplayState, Transition, check_draws_transitions, check_replay
 from polyak.replay.uniform import UniformReplay
 
 
@@ -92,6 +92,8 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
     """
 
     replay_field: ClassVar[str] = "replay"
+    takes_sequences: ClassVar[bool] = False
+    """True if networks may be recurrent, with a replay that draws sequences."""
 
     spec: EnvSpec = static(kw_only=False)
     num_steps: int = integer(default=1)
@@ -404,6 +406,8 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         """
         self.check_optimizer()
         check_normalizers(self)
+        if not self.takes_sequences:
+            check_draws_transitions(type(self).__name__, self.replay)
         object.__setattr__(self, "replay", self.replay.for_env(type(self).__name__, self.spec))
 
     def _create_replay(self) -> ReplayState:

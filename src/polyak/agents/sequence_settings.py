@@ -1,6 +1,5 @@
 """Settings of off-policy actor-critics whose networks may be recurrent."""
 
-from functools import partial
 from typing import ClassVar
 
 from polyak.core.struct import setting, struct
@@ -23,4 +22,4 @@ class SequenceSettings:
 
     takes_sequences: ClassVar[bool] = True
 
-    replay: Replay = setting(default=UniformReplay(1_000_000), check=partial(check_replay, sequences=True))
+    replay: Replay = setting(default=UniformReplay(1_000_000), check=check_replay)

@@ -51,6 +51,14 @@ def class_source(agent: str) -> ast.ClassDef:
     raise ImportError(f"the module {module!r} defines no class {name!r}")
 
 
+def takes_sequences(agent: str) -> bool:
+    """Return the class variable `takes_sequences` of a `"module:Class"`; False without one."""
+    for node in (node for declaration in class_sources(agent) for node in declaration.body):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "takes_sequences" and node.value is not None:
+            return bool(ast.literal_eval(node.value))
+    return False
+
+
 def _find_base(module: str, node: ast.ClassDef, base: str) -> tuple[str, ast.ClassDef] | None:
     """The module and the definition of a base of a class."""
     if base.startswith("polyak."):

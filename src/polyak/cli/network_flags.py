@@ -1,11 +1,12 @@
 """Flags of the built-in networks."""
 
 import dataclasses
-from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
+from polyak.cli.agent_flags import setting_names
+from polyak.cli.agent_source import takes_sequences
 from polyak.cli.flags import UsageError, default_hint, hide
 
 Activation: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
@@ -77,8 +78,6 @@ OF_ACTOR_AND_CRITICS = {
     "residual",
 }  # fmt: skip
 OF_POLICIES = {"network", "hidden", "activation", "norm", "log_std", "squash_mean"}
-HAVE_SEQUENCES = {"num_target_critics", "dropped_quantiles", "max_dqda"}
-"""Settings that only the agents have whose actor and critics may be recurrent: SAC and TD3, TQC, DDPG."""
 REJECTED = {
     "theta": {"log_std", "squash_mean"},
     "normalize_q": {"log_std"},
@@ -90,11 +89,12 @@ ACCEPTED = {"expectile": "squash_mean"}
 """Flags that some agents with critics take, by a setting that only these agents have."""
 
 
-def network_flags_in_help(settings: Collection[str]) -> type[NetworkFlags]:
-    """Return `NetworkFlags` without the flags that an agent with these settings rejects."""
+def network_flags_in_help(agent: str) -> type[NetworkFlags]:
+    """Return `NetworkFlags` without the flags that an agent, a `"module:Class"`, rejects."""
+    settings = setting_names(agent)
     of_policies = OF_POLICIES if "replay" in settings else OF_ACTOR_CRITICS
     of_values = OF_Q_NETWORKS if "epsilon" in settings else of_policies
-    of_critics = OF_ACTOR_AND_CRITICS | ({"network"} if HAVE_SEQUENCES & set(settings) else set())
+    of_critics = OF_ACTOR_AND_CRITICS | ({"network"} if takes_sequences(agent) else set())
     used = of_critics if "critics" in settings else of_values
     used = used | {flag for setting, flag in ACCEPTED.items() if setting in settings}
     rejected = {flag for setting, flags in REJECTED.items() if setting in settings for flag in flags}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from polyak.agents import AGENTS, agent_class
-from polyak.cli.agent_flags import agent_flags, explicit_settings, setting_names
+from polyak.cli.agent_flags import agent_flags, explicit_settings
 from polyak.cli.flags import UsageError, default_hint, fail, parse, print_note
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.core.suggestions import unknown_name
@@ -80,7 +80,7 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
     defaults = preset(algorithm, env_id or "")
     others = [field.name for kind in (OfflineFlags, NetworkFlags) for field in dataclasses.fields(kind)]
     settings = agent_flags(AGENTS[algorithm], defaults.values, others)
-    network = network_flags_in_help(setting_names(AGENTS[algorithm])) if HELP & set(rest) else NetworkFlags
+    network = network_flags_in_help(AGENTS[algorithm]) if HELP & set(rest) else NetworkFlags
     groups: list[Any] = [
         ("training", OfflineFlags),
         ("algorithm", settings, dataclasses.field(default_factory=settings)),

@@ -1,14 +1,14 @@
 """Flags of the replays."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from polyak.cli.agent_flags import SCHEDULE
+from polyak.cli.agent_flags import SCHEDULE, setting_names
+from polyak.cli.agent_source import takes_sequences
 from polyak.cli.flags import UsageError, default_hint, hide
-from polyak.cli.network_flags import HAVE_SEQUENCES
 from polyak.presets.preset import make_replay, with_length
 
 REPLAY_DEFAULT = "the preset's, else"
@@ -52,17 +52,11 @@ class ReplayFlags:
     """number of first time steps of a sequence that only refresh the stored recurrent state"""
 
 
-OF_DISTRIBUTIONS = {"num_atoms", "num_quantiles", "num_tau", "num_heads"}
-"""Settings of agents that learn distributions of returns, from transitions alone."""
-
-
-def replay_flags_in_help(settings: Collection[str]) -> type[ReplayFlags]:
-    """Return `ReplayFlags` without the flags that an agent with these settings rejects."""
-    if "replay" not in settings:
+def replay_flags_in_help(agent: str) -> type[ReplayFlags]:
+    """Return `ReplayFlags` without the flags that an agent, a `"module:Class"`, rejects."""
+    if "replay" not in setting_names(agent):
         return hide(ReplayFlags, {field.name for field in dataclasses.fields(ReplayFlags)})
-    has_values = "epsilon" in settings and not OF_DISTRIBUTIONS & set(settings)
-    takes_sequences = has_values or bool(HAVE_SEQUENCES & set(settings))
-    return hide(ReplayFlags, set() if takes_sequences else {"sequence_length", "burn_in"})
+    return hide(ReplayFlags, set() if takes_sequences(agent) else {"sequence_length", "burn_in"})
 
 
 FIELDS = {

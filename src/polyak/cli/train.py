@@ -146,9 +146,9 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
         others = [field.name for kind in kinds for field in dataclasses.fields(kind)]
         agent = agent_flags(source, defaults.values, others)
         # Only help hides flags: an error can then say why the algorithm rejects a flag.
-        names, is_help = setting_names(source), bool(HELP & set(arguments))
-        network = network_flags_in_help(names) if is_help else NetworkFlags
-        replay = replay_flags_in_help(names) if is_help else ReplayFlags
+        is_help = bool(HELP & set(arguments))
+        network = network_flags_in_help(source) if is_help else NetworkFlags
+        replay = replay_flags_in_help(source) if is_help else ReplayFlags
         groups += [
             ("algorithm", agent, dataclasses.field(default_factory=agent)),
             ("network", network, dataclasses.field(default_factory=network)),

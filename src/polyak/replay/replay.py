@@ -281,15 +281,11 @@ class Replay(abc.ABC):
         """
 
 
-def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) -> None:
+def check_replay(owner: str, name: str, value: Any) -> None:
     """Check that a setting is a replay.
-
-    Args:
-        sequences: allow a replay that draws sequences.
 
     Raises:
         TypeError: the value is no replay, or its class is no struct.
-        ValueError: the replay draws sequences.
     """
     if not isinstance(value, Replay):
         raise TypeError(
@@ -297,10 +293,18 @@ def check_replay(owner: str, name: str, value: Any, *, sequences: bool = False) 
         )
     if jax.tree_util.all_leaves([value]):
         raise TypeError(f"{owner}: {name} must be a pytree: decorate {type(value).__name__} with polyak.core.struct.struct")
-    if value.draws_sequences and not sequences:
+
+
+def check_draws_transitions(owner: str, replay: Replay) -> None:
+    """Check that a replay draws transitions.
+
+    Raises:
+        ValueError: the replay draws sequences.
+    """
+    if replay.draws_sequences:
         users = "DQN, BC, SAC, TQC, TD3 and DDPG"
         raise ValueError(
-            f"{owner}: {name} must draw transitions; sequences are for recurrent networks of {users}, got {value!r}"
+            f"{owner}: replay must draw transitions; sequences are for recurrent networks of {users}, got {replay!r}"
         )
 
 
