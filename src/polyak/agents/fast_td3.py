@@ -22,7 +22,7 @@ from polyak.ops.schedules import Schedule
 from polyak.ops.value_distributions import project_categorical
 from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.noise import MixedNoise
 from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
@@ -146,6 +146,3 @@ class FastTD3(AtomSettings, DelayedActorAgent):
         action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
         q = self.min_of_means(self.q_values(critics, batch.obs, action))
         return -weighted_sum(q, batch.weight), Aux({}, stats)
-
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=True)

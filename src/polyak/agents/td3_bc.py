@@ -19,7 +19,7 @@ from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.critic_state import WithCriticState
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.noise import GaussianNoise
 from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
@@ -134,6 +134,3 @@ class TD3BC(ValueCriticsAgent):
         distance = mean_square(action, batch.action)
         loss = weighted_sum(distance - self.q_weight / scale * q, batch.weight)
         return loss, Aux({"bc_loss": jax.lax.stop_gradient(weighted_sum(distance, batch.weight))}, stats)
-
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=True)
