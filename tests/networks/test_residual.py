@@ -135,6 +135,8 @@ def test_hyperspheres_need_unit_weights_and_have_no_other_normalization():
         polyak.IQL(SPEC, critics=polyak.Critics((8,), **blocks))
     with pytest.raises(ValueError, match="FQL: flow with residual='hypersphere' needs weight_norm=True of SAC, TQC"):
         polyak.FQL(SPEC, flow=polyak.Actor((8,), std="fixed", **blocks))
+    with pytest.raises(ValueError, match="PPO: actor with residual='hypersphere' needs weight_norm=True of SAC or XQC"):
+        polyak.PPO(SPEC, polyak.ActorAndCritic(polyak.Actor((8,), **blocks)))
     with pytest.raises(ValueError, match="Actor: orthogonal must be False with residual='hypersphere', got True"):
         polyak.Actor((8,), orthogonal=True, **blocks)
 

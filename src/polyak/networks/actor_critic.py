@@ -30,7 +30,7 @@ def network_or_default(
 
     Raises:
         TypeError: the value is no network.
-        ValueError: the network has the head of another agent, or cannot be split.
+        ValueError: the network has the head of another agent, cannot be split, or its blocks need unit weights.
     """
     std: Literal["sde", "free"] = "sde" if sde else "free"
     has_views = any(entries is not None for entries in views.values())
@@ -44,12 +44,11 @@ def network_or_default(
         raise ValueError(f"{owner}: actor_obs and critic_obs are set in the agent, not in the network, got {network!r}")
     of_actor, of_critic = (spec.select_entries(entries) for entries in (views["actor"], views["critic"]))
     actor = complete(owner, network.actor, of_actor, PolicyOnly(std=std))
+    if getattr(actor, "residual", None) == "hypersphere":
+        raise ValueError(f"{owner}: actor with residual='hypersphere' needs weight_norm=True of SAC or XQC, got {actor!r}")
     critic = complete(owner, network.critic, of_critic, ValueOnly())
-    pair = (
-        RecurrentActorAndCritic
-        if isinstance(actor, RecurrentNetwork) or isinstance(critic, RecurrentNetwork)
-        else ActorAndCritic
-    )
+    is_recurrent = isinstance(actor, RecurrentNetwork) or isinstance(critic, RecurrentNetwork)
+    pair = RecurrentActorAndCritic if is_recurrent else ActorAndCritic
     return pair(actor, critic, actor_obs=views["actor"], critic_obs=views["critic"])
 
 
