@@ -251,6 +251,10 @@ def test_weight_vectors_have_norm_1_from_the_start_and_after_each_step(algorithm
                 assert np.allclose(np.linalg.norm(kernel, axis=-2), 1.0, rtol=1e-5) == is_unit
     copies = before.copies
     assert equal(copies.critics.target, copies.critics.online) and equal(copies.average, copies.actor.online)
+    average = dataclasses.replace(after.copies.average, params=jax.tree.map(lambda x: 0.5 * x, after.copies.average.params))
+    inside = dataclasses.replace(after, copies=dataclasses.replace(after.copies, average=average))
+    for kernel in kernels_of(agent.policy(inside).policy.variables.params).values():
+        np.testing.assert_allclose(np.linalg.norm(kernel, axis=-2), 1.0, rtol=1e-5)
     assert not equal(kernels_of(after.copies.critics.online.params), kernels_of(copies.critics.online.params))
 
 
@@ -289,6 +293,7 @@ class Unnamed(nnx.Module):
         ({"critics": polyak.Critics(num_quantiles=5)}, "Critics: num_atoms must be None with num_quantiles=5, got 5"),
         ({"v_min": 2.0}, r"XQC: v_min=2.0 must be below v_max=2.0"),
         ({"actor": polyak.FlaxNNX(Unnamed)}, "network: weight_norm=True needs dense layers with weights named kernel, as Flax"),
+        ({"optimizer": optax.contrib.schedule_free_sgd(0.1)}, "XQC: weight_norm must be False with schedule_free"),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -23,7 +23,7 @@ from polyak.learning.actor_critic_updates import action_dimensions, join_logs, t
 from polyak.learning.recurrent_replay import apply_to_batch
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Categorical, Distribution, for_space
-from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, non_finite
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, evaluated_params, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.ops.weight_norm import DenseKernels, normalize_weights, on_unit_spheres
@@ -135,11 +135,11 @@ class SoftActorAgent(ActorCriticAgent):
             number (Kim et al. 2026, arXiv:2604.04539, who have 16). None draws actions independently.
         policy_delay: gradient steps of the critics for one of the actor and of α.
         weight_norm: scale the weight vectors of the dense layers of actor and critics to norm 1, at the start and after each
-            gradient step. Only batch normalization before the activation, or `residual="hypersphere"` or `"inverted"`, makes
-            their scale irrelevant: other layers keep the scale of their biases. Left out are convolutions, layers of standard
-            deviations, and the last layer of critics that return values instead of logits, which have the scale of returns.
-            Your own critics call that layer `head`. The scales and biases of the normalization of `"inverted"` blocks with d
-            features keep norm √d.
+            gradient step, and of the average of `ema_tau` where it is evaluated; not with `schedule_free`. Only batch
+            normalization before the activation, or `residual="hypersphere"` or `"inverted"`, makes their scale irrelevant:
+            other layers keep the scale of their biases. Left out are convolutions, layers of standard deviations, and the last
+            layer of critics that return values instead of logits, which have the scale of returns. Your own critics call that
+            layer `head`. The scales and biases of the normalization of `"inverted"` blocks with d features keep norm √d.
     """
 
     entropy_of_dimension: ClassVar[float] = -1.0
@@ -364,14 +364,23 @@ class SoftActorAgent(ActorCriticAgent):
         axes = 2 if getattr(self.critics, "num_critics", None) is None else 3
         return DenseKernels(axes, () if self.has_categorical_critics else ("head",))
 
+    def _evaluated_actor(self, state: OffPolicyState) -> Variables:
+        """The actor, or its average if there is one, with unit weight vectors too with `weight_norm`."""
+        actor, is_average = super()._evaluated_actor(state), self.ema_tau is not None
+        return _unit_weights(actor, self._dense_kernels("actor")) if self.weight_norm and is_average else actor
+
     def _on_unit_spheres(self, copies: NetworkCopies) -> NetworkCopies:
         """The copies with unit weight vectors.
 
         Raises:
-            ValueError: the network has no dense layer, or critics of values have no layer named `head`.
+            ValueError: the network has no dense layer, or critics of values have no layer named `head`, or the optimizer
+                evaluates averages of weights, which would leave the spheres.
         """
+        params, owner = copies.online.params, type(self).__name__
+        if evaluated_params(copies.optimizer_state, params) is not params:
+            raise ValueError(f"{owner}: weight_norm must be False with schedule_free, whose averages leave the unit spheres")
         kernels = self._dense_kernels(copies.name)
-        leaves = jax.tree_util.tree_leaves_with_path(copies.online.params)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
         names = {getattr(entry, "key", None) for path, _ in leaves for entry in path}
         has_head = "head" in names or "head" not in kernels.without
         if not (has_head and any(kernels.has(path, x) for path, x in leaves)):
