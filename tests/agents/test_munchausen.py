@@ -150,3 +150,9 @@ def test_advantage_learning_widens_the_gap_as_theory_says():
 def test_two_ways_to_increase_the_gap_together_are_an_error():
     with pytest.raises(ValueError, match="DQN: munchausen and gap_weight are two ways to increase the action gap"):
         agent_with(polyak.DQN, munchausen=0.9, gap_weight=0.9)
+
+
+@pytest.mark.parametrize("kind", [polyak.DQN, polyak.IQN])
+def test_double_without_effect_warns(kind):
+    with pytest.warns(UserWarning, match="double=False has no effect with munchausen=0.5, only with munchausen=None"):
+        agent_with(kind, munchausen=0.5, double=False)

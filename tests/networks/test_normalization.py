@@ -128,6 +128,10 @@ def test_settings_are_checked_and_those_without_effect_warned_of(network):
         network(norm_before="linear")
     with pytest.warns(UserWarning, match="renorm_warmup=5 has no effect with norm='batch', only with norm=batch_renorm"):
         network(norm="batch", renorm_warmup=5)
+    with pytest.warns(UserWarning, match=rf"{network.__name__}: norm='layer' has no effect with hidden=\(\), only with layers"):
+        network((), norm="layer")
+    network((), norm="layer", norm_inputs=True)
+    network((), norm="layer", norm_before="linear")
 
 
 def test_an_agent_that_keeps_its_actor_in_evaluation_mode_warns():

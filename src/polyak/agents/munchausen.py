@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from polyak.core.struct import number, struct
+from polyak.core.struct import choice, number, struct
 from polyak.core.types import Scalar
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.losses import of_action
@@ -25,6 +25,7 @@ class MunchausenSettings:
         munchausen_clip: l, the lowest bonus before it is weighted.
     """
 
+    double: bool = choice(default=True, choices=(True, False), used_if=("munchausen", None))
     munchausen: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
     munchausen_temperature: Scalar = number(default=0.03, above=0, used_if=("munchausen", ...))
     munchausen_clip: Scalar = number(default=-1.0, at_most=0, used_if=("munchausen", ...))

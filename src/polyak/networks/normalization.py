@@ -14,6 +14,7 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import PyTree
+from polyak.core.warn import warn
 from polyak.networks.hypersphere import HypersphereBlocks
 from polyak.networks.inverted import InvertedBlocks
 from polyak.networks.layers import ACTIVATIONS, DenseSettings, Encoder, Layer, encoded_size, set_widths
@@ -86,6 +87,8 @@ class HiddenLayers:
         owner, hidden = type(self).__name__, self.hidden
         check_choice(owner, "residual", self.residual, RESIDUAL)
         if self.residual is None:
+            if not hidden and self.norm is not None and self.norm_before == "activation" and not self.norm_inputs:
+                warn(f"{owner}: norm={self.norm!r} has no effect with hidden=(), only with layers to normalize")
             return
         if len(set(hidden)) != 1:
             raise ValueError(
