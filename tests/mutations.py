@@ -664,8 +664,8 @@ MUTATIONS = (
     ),
     Mutation(
         "off_policy_evaluation/importance.py",
-        "weight = np.exp(log_weight - log_weight.max(axis=0))",
-        "weight = np.exp(log_weight)",
+        "log_weight -= log_weight.max(axis=0)",
+        "log_weight -= 0.0",
         ("off_policy_evaluation/test_importance.py::test_weights_beyond_the_range_of_floats_keep_their_proportions",),
     ),
     Mutation(

@@ -1,5 +1,7 @@
 """The estimators on many episodes of an MDP whose values are known: biased or not, as theory says; and extreme weights."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -143,6 +145,16 @@ def test_weights_and_sums_are_those_of_a_loop_over_episodes():
         sum(w[-1] for w in products) ** 2 / sum(w[-1] ** 2 for w in products)
     )
     assert effective_sample_size(np.full(3, -np.inf)) == 0.0
+
+
+def test_weighted_importance_sampling_keeps_two_numbers_for_each_episode_and_step():
+    lengths = np.array([2_000, *[1] * 499])
+    ratios = ImportanceRatios(np.ones(lengths.sum()), np.full(lengths.sum(), -0.1), lengths, 0.99)
+    tracemalloc.start()
+    estimator = weighted_importance_sampling(ratios, per_decision=True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.1 * (estimator.x.nbytes + estimator.weight.nbytes)
 
 
 @pytest.mark.parametrize("per_decision", [True, False])

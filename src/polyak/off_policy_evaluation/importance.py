@@ -85,10 +85,12 @@ def weighted_importance_sampling(ratios: ImportanceRatios, *, per_decision: bool
         log_weight[episode, ratios.time] = ratios.log_weight
         reward[episode, ratios.time] = np.power(ratios.gamma, ratios.time, dtype=np.float64) * ratios.reward
     else:
-        log_weight, reward = ratios.log_episode_weight[:, None], ratios.discounted_sum(ratios.reward)[:, None]
-    # Only the proportions count, so the largest weight of each step is 1 and none overflows.
-    weight = np.exp(log_weight - log_weight.max(axis=0))
-    return Estimator(weight * reward, weight)
+        log_weight, reward = ratios.log_episode_weight[:, None].copy(), ratios.discounted_sum(ratios.reward)[:, None]
+    # Only the proportions count, so the largest weight of each step is 1 and none overflows. In place: [E, T] is large.
+    log_weight -= log_weight.max(axis=0)
+    weight = np.exp(log_weight, out=log_weight)
+    reward *= weight
+    return Estimator(reward, weight)
 
 
 def doubly_robust(ratios: ImportanceRatios, value: Floats, q: Floats, next_value: Floats) -> Estimator:
