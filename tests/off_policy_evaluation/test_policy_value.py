@@ -21,6 +21,8 @@ from polyak.ops.distributions import Categorical, Deterministic, Joint, Normal, 
 from polyak.ops.distributions.exploration import Select
 from polyak.ops.gradient_step import Aux
 from polyak.policies import Greedy, Mixture, Uniform
+from polyak.policies.noise import MixedNoise
+from polyak.policies.repeated_noise import RepeatedNoise
 from tests.off_policy_evaluation.mdp import ACTIONS, BEHAVIOR, GAMMA, SPEC, STATES, TARGET, Table, load, play, solve
 
 QUICK = {"fqe": FQE(critics=Critics((32,)), gradient_steps=2_000), "resamples": 6}
@@ -321,13 +323,23 @@ def test_a_policy_without_spec_must_have_the_number_of_actions_of_the_data(data)
         polyak.evaluate_offline(policy, data, method="dm", q=known_q)
 
 
-def test_noisy_networks_that_explore_are_errors():
+def test_noisy_networks_and_heads_of_episodes_that_explore_are_errors():
     agent = polyak.DQN(SPEC, network=polyak.MLP((8,), head=polyak.QValues(noisy=True)))
     state = agent.init(jax.random.key(0))
     data = load(play(BEHAVIOR, 5, np.random.default_rng(0)))
     with pytest.raises(ValueError, match=r"must not act by draws or earlier actions of its own, .* got FreshNoise"):
         polyak.evaluate_offline(POLICY, data, method="is", behavior=agent.collect_policy(state))
     assert np.isfinite(action_log_probs(agent.policy(state), data)).any()
+    heads = polyak.BootstrappedDQN(SPEC, network=polyak.MLP((8,)))
+    with pytest.raises(ValueError, match=r"must not act by draws or earlier actions of its own, .* got EpisodeHead"):
+        polyak.evaluate_offline(POLICY, data, method="is", behavior=heads.collect_policy(heads.init(jax.random.key(0))))
+
+
+@pytest.mark.parametrize("noisy", [MixedNoise, RepeatedNoise])
+def test_noise_that_is_drawn_for_several_steps_is_an_error(continuous, noisy):
+    data, behavior, policy, _ = continuous
+    with pytest.raises(ValueError, match=f"behavior must not act by draws .* of its own, .* got {noisy.__name__}"):
+        polyak.evaluate_offline(policy, data, method="is", behavior=noisy(behavior))
 
 
 def test_deterministic_actions_need_one_sample(continuous):

@@ -25,16 +25,21 @@ from polyak.ops.distributions.bounded import ClippedNormal
 from polyak.ops.distributions.combinations import MAX_COMBINATIONS, Combinations, unravel_action
 from polyak.ops.distributions.events import add
 from polyak.ops.distributions.exploration import Select, select_rows
+from polyak.policies.episode_head import EpisodeHead
 from polyak.policies.mixture import Mixture
-from polyak.policies.noise import ActionSmoothing, OUNoise
+from polyak.policies.noise import ActionSmoothing, MixedNoise, OUNoise
 from polyak.policies.parameter_noise import ParameterNoise
 from polyak.policies.q_policy import FreshNoise
+from polyak.policies.repeated_noise import RepeatedNoise
 from polyak.policies.sde import StateDependentExploration
 
 # Rows in one call of a policy or of action values.
 CHUNK = 4096
 # They act by draws or earlier actions of their own, which the data lack.
-SELF_DEPENDENT = (Mixture, OUNoise, ActionSmoothing, StateDependentExploration, ParameterNoise, FreshNoise)
+SELF_DEPENDENT = (
+    ActionSmoothing, EpisodeHead, FreshNoise, MixedNoise, Mixture, OUNoise, ParameterNoise, RepeatedNoise,
+    StateDependentExploration,
+)  # fmt: skip
 
 Outputs = Callable[[Any, PyTree, PRNGKeyArray], PyTree]
 
