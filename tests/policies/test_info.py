@@ -15,7 +15,7 @@ from polyak.policies.exploration import EpsilonGreedy, RandomWarmStart
 from polyak.policies.info import with_info
 from polyak.policies.mixture import Mixture
 from polyak.policies.network_policy import DiscountedReturn, Greedy
-from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.policies.noise import ActionSmoothing, GaussianNoise, MixedNoise, OUNoise
 from polyak.policies.python.policy import PythonPolicy
 from polyak.policies.scripted import Scripted, Uniform
 from tests.agents.rollouts import same_bits
@@ -41,8 +41,9 @@ def log_prob(policy, now, carry, action):
         Greedy,
         lambda p: GaussianNoise(OUNoise(p, 0.2), 0.2),
         lambda p: ActionSmoothing(OUNoise(DiscountedReturn(p, 0.9), 0.2), 0.5),
+        lambda p: MixedNoise(p, 0.2, 0.2),
     ],
-    ids=["greedy", "gaussian", "smoothed"],
+    ids=["greedy", "gaussian", "smoothed", "mixed"],
 )
 def test_with_info_adds_log_prob_value_and_id_through_recurrent_wrappers(build):
     inner = policy_for(BOX, network=REMEMBERS["gru"])

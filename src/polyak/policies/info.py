@@ -14,11 +14,12 @@ from polyak.networks.actor import Actor
 from polyak.ops.distributions import Deterministic, Distribution
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.noise import ActionSmoothing, GaussianNoise, OUNoise
+from polyak.policies.noise import ActionSmoothing, GaussianNoise, MixedNoise, OUNoise
 from polyak.policies.parameter_noise import ParameterNoise
 from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.python.policy import PythonPolicy
 from polyak.policies.q_policy import FreshNoise
+from polyak.policies.repeated_noise import RepeatedNoise
 from polyak.policies.sde import StateDependentExploration
 from polyak.policies.wrapper import PolicyWrapper, check_policy, draw_for_new_episodes
 
@@ -143,11 +144,11 @@ def _calling_once(policy: PolicyWithSpec) -> PolicyWithSpec:
 def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTree] | None:
     """The policy within that has a value, and its part of the carry."""
     match policy:
-        case OUNoise() | ActionSmoothing() | DiscountedReturn():
+        case OUNoise() | MixedNoise() | ActionSmoothing() | DiscountedReturn():
             return _find_valued(policy.policy, None if carry is None else carry[0])
         case Greedy() | EpsilonGreedy() | Boltzmann() | FreshNoise() | GaussianNoise() | RandomWarmStart() | WithInfo():
             return _find_valued(policy.policy, carry)
-        case StateDependentExploration() | ParameterNoise():
+        case StateDependentExploration() | ParameterNoise() | RepeatedNoise():
             return _find_valued(policy.policy, ())
         case NetworkPolicy() if isinstance(policy.network, Actor):
             return None  # An actor has no value; the critics are separate.
