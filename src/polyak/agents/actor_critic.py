@@ -44,7 +44,7 @@ class ActorCriticCopies:
     """The networks of an agent with a deterministic actor.
 
     Attributes:
-        actor: online and target.
+        actor: online, and a target if the critics' target acts by one.
         critics: N critics in one network, online and target.
         average: average of the actor, evaluated with `ema_tau`; else None.
     """

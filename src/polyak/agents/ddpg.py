@@ -14,11 +14,7 @@ from polyak.agents.sequence_settings import SequenceSettings
 from polyak.agents.settings import TargetSettings
 from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import (
-    check_critics,
-    critic_terms,
-    join_logs,
-)
+from polyak.learning.actor_critic_updates import check_critics, critic_terms, join_logs
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum

@@ -74,8 +74,8 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
     Attributes:
         spec: the environment's spaces (`env.spec`).
         num_steps: steps of each environment between updates.
-        updates_per_step: gradient steps per environment step, including steps that only reset, independent of the number of
-            environments; times `num_steps * num_envs` it must be an integer.
+        updates_per_step: gradient steps per environment step, including steps that only reset an environment, independent of
+            the number of environments; times `num_steps * num_envs` it must be an integer.
         batch_size: transitions of a gradient step.
         replay: a `UniformReplay`, a `PrioritizedReplay`, a `HindsightReplay`, or a `polyak.replay.Replay` of your own.
         learning_starts: transitions that are collected with random actions before the first gradient step.

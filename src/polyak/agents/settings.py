@@ -16,7 +16,7 @@ from polyak.ops.gradient_step import ADAM_SETTINGS, RMSPROP_SETTINGS, adam
 from polyak.ops.schedules import Count, Schedule, check_schedule
 
 Entries: TypeAlias = str | tuple[str, ...]
-"""Names of entries of a Dict observation."""
+"""Names: of entries of a Dict observation, or of layers."""
 
 
 @struct(kw_only=True)

@@ -14,11 +14,7 @@ from polyak.agents.sequence_settings import SequenceSettings
 from polyak.core.checks import check_unset
 from polyak.core.struct import check_settings, integer, setting, struct
 from polyak.core.types import PyTree, Variables
-from polyak.learning.actor_critic_updates import (
-    check_critics,
-    check_num_target_critics,
-    min_of_critics,
-)
+from polyak.learning.actor_critic_updates import check_critics, check_num_target_critics, min_of_critics
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux

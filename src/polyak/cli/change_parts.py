@@ -121,11 +121,11 @@ def _changed_networks(algorithm: str, agent: Agent, network_flags: NetworkFlags)
         name: _replace(network, {known[name][flag]: value for flag, value in changes.items() if flag in known[name]})
         for name, network in networks.items()
     }
-    return changed | {name: _around(core, changed[name], known[name], changes) for name, core in cores.items()}
+    return changed | {name: _replace_head(core, changed[name], known[name], changes) for name, core in cores.items()}
 
 
-def _around(core: Recurrent, head: Any, fields: Mapping[str, str], changes: Mapping[str, Any]) -> Recurrent:
-    """Return a recurrent network with this head; a changed activation counts for the layers before the cell too."""
+def _replace_head(core: Recurrent, head: Any, fields: Mapping[str, str], changes: Mapping[str, Any]) -> Recurrent:
+    """Return the recurrent network with this head; a changed activation counts for the layers before the cell too."""
     is_changed = any(fields.get(flag) == "activation" for flag in changes)
     return dataclasses.replace(core, head=head, **({"activation": head.activation} if is_changed else {}))
 

@@ -57,7 +57,7 @@ class GaussianNoise(PolicyWrapper):
         """The distribution of the clipped action, and the inner carry."""
         inner, carry = self.policy.distribution(time_step, carry)
         mode = inner.mode()
-        shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
+        shift = jax.tree.map(jnp.zeros_like, mode)
         return _noise_distribution(self.spec, mode, shift, value_at(self.scale, self.env_steps)), carry
 
     action = sample_action
@@ -102,7 +102,7 @@ class MixedNoise(PolicyWrapper):
         is_known = ~jnp.asarray(time_step.first) | draw.is_drawn
         number = jnp.where(is_known, draw.number, 0.5)
         mode = distribution.mode()
-        shift = map_space(lambda leaf, x: jnp.zeros_like(x), self.spec.action, mode)
+        shift = jax.tree.map(jnp.zeros_like, mode)
         noisy = _noise_distribution(self.spec, mode, shift, self.low + (self.high - self.low) * number)
         return noisy, (inner, EpisodeDraw(number, jnp.zeros_like(draw.is_drawn)))
 

@@ -78,11 +78,8 @@ def max_batch_size(network: Network, spec: EnvSpec, products: int, *, with_value
 
 def has_plain_layers(network: FeedForward | Actor) -> bool:
     """Return True if each layer is a matrix product and an activation, and the outputs are action parameters or values."""
-    if (
-        network.dense.noisy
-        or network.dense.norm
-        or (isinstance(network, Actor) and (network.residual or network.squash_log_std))
-    ):
+    dense, has_own_layers = network.dense, isinstance(network, Actor) and (network.residual or network.squash_log_std)
+    if dense.noisy or dense.norm or has_own_layers:
         return False
     head = network if isinstance(network, Actor) else network.head
     return isinstance(head, PolicySettings) or (isinstance(head, QValues) and head.outputs is None)
