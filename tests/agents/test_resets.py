@@ -72,6 +72,16 @@ def test_nothing_is_reset_while_no_gradient_step_follows(trained):
     assert equal(copies, state.copies) and int(resets.count) == 0
 
 
+def test_each_seed_resets_for_itself_and_networks_are_drawn_only_if_one_does(trained):
+    agent, states = trained
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), states[1], states[2])
+    reset = jax.vmap(lambda state: reset_if_due(agent, state.copies, state.resets, state.updates, jnp.array(True))[0])
+    waiting, new = (jax.tree.map(lambda x, i=i: x[i], jax.jit(reset)(both)) for i in range(2))
+    assert equal(waiting, states[1].copies) and equal(new, jax.jit(partial(drawn, agent))(states[2]))
+    in_every_update = {equation.primitive.name for equation in jax.make_jaxpr(reset)(both).eqns}
+    assert "cond" in in_every_update and not any(name.startswith("random_") for name in in_every_update)
+
+
 @pytest.mark.parametrize("name", quick("dqn", "td3", of=WITH_REPLAY))
 def test_every_agent_with_a_replay_gets_networks_like_those_it_has(name):
     agent = make_small(name, reset_period=1)

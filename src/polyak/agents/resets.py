@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.tree_util import DictKey, tree_leaves_with_path, tree_map_with_path
 from jaxtyping import Array, Bool, PRNGKeyArray, UInt32
 
@@ -13,6 +14,7 @@ from polyak.core.checks import check_created_with
 from polyak.core.struct import integer, setting, struct
 from polyak.core.suggestions import unknown_name
 from polyak.core.types import PyTree
+from polyak.ops.any_seed import is_any
 from polyak.ops.gradient_step import ravel
 
 RESETS = 2**32 - 1
@@ -107,9 +109,10 @@ def reset_if_due(
 
     def reset(old: PyTree) -> PyTree:
         created = agent.create_copies(jax.random.fold_in(resets.key, resets.count))
-        return keep_layers(_kept(agent), old, jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(created)))
+        new = keep_layers(_kept(agent), old, jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(created)))
+        return optax.tree.where(is_due, new, old)
 
-    copies = jax.lax.cond(is_due, reset, lambda copies: copies, copies)
+    copies = jax.lax.cond(is_any(is_due), reset, lambda copies: copies, copies)
     return copies, Resets(resets.key, resets.count + is_due.astype(jnp.uint32), jnp.where(is_due, updates, resets.updates))
 
 

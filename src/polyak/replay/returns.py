@@ -10,20 +10,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.core.struct import number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
+from polyak.ops.any_seed import is_any
 from polyak.ops.schedules import Count
 from polyak.replay.replay import Replay, ReplayState, Transition
 from polyak.replay.uniform import UniformReplay
-
-
-@jax.custom_batching.custom_vmap
-def _is_any(flags: Bool[Array, " B"]) -> Bool[Array, ""]:
-    """Any of the flags, and under `vmap` any of all seeds': a loop with a condition for each would copy what it carries."""
-    return jnp.any(flags)
-
-
-@_is_any.def_vmap
-def _is_any_of_all(_: int, __: list[bool], flags: Bool[Array, "S B"]) -> tuple[Bool[Array, ""], bool]:
-    return _is_any(flags.reshape(-1)), False
 
 
 @struct
@@ -78,7 +68,7 @@ class ReturnReplay(UniformReplay):
 
         def goes_on(carry: tuple[Array, Returns, Returns]) -> Bool[Array, ""]:
             age, after, _ = carry
-            return (age < num_steps) | _is_any(after.is_whole & (age < size))
+            return (age < num_steps) | is_any(after.is_whole & (age < size))
 
         def step_back(carry: tuple[Array, Returns, Returns]) -> tuple[Array, Returns, Returns]:
             age, after, returns = carry
