@@ -13,20 +13,27 @@ from polyak.agents.agent import BaseAgent
 from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.agents.settings import AdamSettings
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.spaces import Box, Discrete, EnvSpec, map_space
+from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.batch import Weights, any_over_devices, map_steps, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, epoch_seeds, shuffled_minibatches
-from polyak.networks.feedforward import MLP, BuiltInNetwork, FeedForward, NatureCNN, complete
-from polyak.networks.heads import QValues, ValueOnly
+from polyak.networks.feedforward import BuiltInNetwork, FeedForward, complete
+from polyak.networks.heads import ValueOnly
 from polyak.networks.layers import has_images
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import flatten_steps, mask_invalid, masked_mean_and_variance, sum_over_devices, weighted_sum
 from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import gae, running_return
-from polyak.policies.distillation import Distillation, IntrinsicReturn, squared_error
+from polyak.policies.distillation import (
+    Distillation,
+    IntrinsicReturn,
+    create_obs_stats,
+    feature_networks,
+    feature_spec,
+    random_network_or_default,
+)
 
 
 @struct
@@ -85,6 +92,7 @@ class RND(AdamSettings, BaseAgent):
         TypeError, ValueError: a setting is out of range, or needs another one; the message names it.
 
     >>> from polyak.agents.ppo import PPO
+    >>> from polyak.core.spaces import Box, Discrete
     >>> agent = RND(PPO(EnvSpec(Box([-1.0], [1.0]), Discrete(2)), gamma=0.999))
     >>> state = agent.init(jax.random.key(0))
     """
@@ -115,12 +123,7 @@ class RND(AdamSettings, BaseAgent):
         if isinstance(value, BuiltInNetwork) and not isinstance(value, FeedForward):
             raise TypeError(f"RND: value must not be recurrent, got {value!r:.80}")
         object.__setattr__(self, "value", value)
-        network: Any = self.network
-        if network is None:
-            network = NatureCNN() if has_images(self.spec.obs) else MLP()
-        if not isinstance(network, FeedForward) or network.head is not None or not network.hidden:
-            raise TypeError(f"RND: network must be an MLP or a NatureCNN with layers and without a head, got {network!r:.80}")
-        object.__setattr__(self, "network", network)
+        object.__setattr__(self, "network", random_network_or_default("RND", self.network, self.spec))
 
     @property
     def spec(self) -> EnvSpec:  # type: ignore[override]
@@ -168,15 +171,15 @@ class RND(AdamSettings, BaseAgent):
     def init(self, key: PRNGKeyArray) -> RNDState:
         """Create a new state; the inner agent's is the same as without RND."""
         keys, optimizer = jax.random.split(jax.random.fold_in(key, 1), 3), self.optimizer_at()
-        features = self._feature_spec
-        predictor = NetworkCopies.create(self._networks[1], keys[0], features, optimizer=None, name="predictor")
+        features = feature_spec(self.spec, self.num_features)
+        predictor = NetworkCopies.create(feature_networks(self.network)[1], keys[0], features, optimizer=None, name="predictor")
         value = NetworkCopies.create(self._value, keys[1], self.spec, optimizer=None, name="value")
         return RNDState(
             agent=self.agent.init(key),
             predictor=predictor.with_optimizer_state(optimizer),
             value=value.with_optimizer_state(optimizer),
-            target=self._networks[0].init(keys[2], features),
-            obs_stats=map_space(lambda x: RunningStats.init(x.shape) if isinstance(x, Box) else None, self.spec.obs),
+            target=feature_networks(self.network)[0].init(keys[2], features),
+            obs_stats=create_obs_stats(self.spec),
             return_stats=RunningStats.init(()),
         )
 
@@ -190,7 +193,7 @@ class RND(AdamSettings, BaseAgent):
 
     def distillation(self, state: RNDState) -> Distillation:
         """The networks and statistics of the intrinsic reward."""
-        options = (self._networks, self.spec, self.clip_obs)
+        options = (feature_networks(self.network), self.spec, self.clip_obs)
         return Distillation(state.target, state.predictor.online, state.obs_stats, *options)
 
     def update(
@@ -251,10 +254,7 @@ class RND(AdamSettings, BaseAgent):
 
         # Statistics of observations, then epochs of the predictor and of V_I.
         next_obs = jax.tree.map(lambda x: x[1:], obs)
-        obs_stats = map_space(
-            lambda _, stats, x: stats and stats.update(x, weight, axis_name), self.spec.obs, state.obs_stats, next_obs
-        )
-        distillation = dataclasses.replace(distillation, obs_stats=obs_stats)
+        distillation = distillation.update_stats(next_obs, weight, axis_name)
         samples = {"obs": jax.tree.map(lambda x: x[:-1], obs), "next_obs": next_obs, "value_target": advantage + value[:-1]}
         # The gradient of a sample without weight would be 0 times NaN.
         batch = jax.tree.map(flatten_steps, mask_invalid(samples, weight > 0) | {"weight": weight})
@@ -264,16 +264,14 @@ class RND(AdamSettings, BaseAgent):
         mean_reward, _ = masked_mean_and_variance(reward, weight, axis_name)
         metrics |= {f"train/{name}": mean for name, mean in terms.items()}
         metrics |= {"train/intrinsic_reward": mean_reward, "train/intrinsic_return_std": return_stats.stddev()}
-        return RNDState(inner, predictor, value_copies, state.target, obs_stats, return_stats), metrics
+        return RNDState(inner, predictor, value_copies, state.target, distillation.obs_stats, return_stats), metrics
 
     def predictor_loss(
         self, params: PyTree, batch: Mapping[str, PyTree], predictor: Variables, distillation: Distillation
     ) -> tuple[Float[Array, ""], Aux]:
         """Compute E[ mean_k (f̂_k - f_k)² ] of the next observations; weights sum to 1."""
-        obs = distillation.normalize(batch["next_obs"])
-        variables = dataclasses.replace(predictor, params=params)
-        error = squared_error(self._networks[1], variables, obs, distillation.features(obs))
-        return weighted_sum(error, batch["weight"]), Aux({})
+        distillation = dataclasses.replace(distillation, predictor=predictor)
+        return distillation.loss(params, batch["next_obs"], batch["weight"])
 
     def value_loss(self, params: PyTree, batch: Mapping[str, PyTree], value: Variables) -> tuple[Float[Array, ""], Aux]:
         """Compute c_v E[ (V_I(s) - V̂_I)² ]; weights sum to 1."""
@@ -327,19 +325,6 @@ class RND(AdamSettings, BaseAgent):
     def _value(self) -> Any:
         assert self.value is not None, "__post_init__ sets the default"
         return self.value
-
-    @property
-    def _networks(self) -> tuple[Network, Network]:
-        """The networks f and f̂."""
-        f: Any = self.network
-        target = dataclasses.replace(f, head=QValues())
-        deeper = (*f.hidden, *2 * f.hidden[-1:])
-        return target, dataclasses.replace(target, hidden=deeper)
-
-    @property
-    def _feature_spec(self) -> EnvSpec:
-        """The spec of networks whose outputs are the features, as many as action values."""
-        return EnvSpec(self.spec.obs, Discrete(self.num_features))
 
 
 def _split_carry(rollout: Rollout) -> tuple[PyTree, Float[Array, " B"]]:

@@ -1,5 +1,6 @@
-"""Random network distillation: the novelty of observations, and a policy that sums it while it collects rollouts."""
+"""Random network distillation: networks, the novelty of observations, and a policy that sums it while it collects rollouts."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,11 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
+from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, map_space
 from polyak.core.struct import static, struct
 from polyak.core.types import Network, PolicyStep, PyTree, Scalar, TimeStep, Variables
+from polyak.networks.feedforward import MLP, FeedForward, NatureCNN
+from polyak.networks.heads import QValues
+from polyak.networks.layers import has_images
 from polyak.ops.distributions import Distribution
-from polyak.ops.normalize import RunningStats
+from polyak.ops.gradient_step import Aux
+from polyak.ops.losses import weighted_sum
+from polyak.ops.normalize import RunningStats, Weights
 from polyak.ops.returns import running_return_step
 from polyak.policies.predict import PolicyWithSpec
 from polyak.policies.wrapper import PolicyWrapper, inner_predict
@@ -59,6 +65,20 @@ class Distillation:
         normalized = self.normalize(obs)
         error = squared_error(self.networks[1], self.predictor, normalized, self.features(normalized))
         return jnp.where(self.has_stats, error, 0.0)
+
+    def update_stats(self, obs: PyTree, weight: Weights, axis_name: str | None = None) -> "Distillation":
+        """With the statistics after these observations `[*batch, ...]`; observations of weight 0 are ignored."""
+
+        def leaf(_: Leaf, stats: RunningStats | None, x: Array) -> RunningStats | None:
+            return None if stats is None else stats.update(x, weight, axis_name)
+
+        return dataclasses.replace(self, obs_stats=map_space(leaf, self.spec.obs, self.obs_stats, obs))
+
+    def loss(self, params: PyTree, obs: PyTree, weight: Float[Array, " N"]) -> tuple[Float[Array, ""], Aux]:
+        """E[ mean_k (f̂_k(s) - f_k(s))² ] with f̂'s parameters `params`; weights sum to 1."""
+        obs = self.normalize(obs)
+        variables = dataclasses.replace(self.predictor, params=params)
+        return weighted_sum(squared_error(self.networks[1], variables, obs, self.features(obs)), weight), Aux({})
 
     @property
     def has_stats(self) -> Bool[Array, ""]:
@@ -112,3 +132,34 @@ def squared_error(network: Network, variables: Variables, obs: PyTree, features:
 def _is_stats(x: Any) -> bool:
     """True for running statistics."""
     return isinstance(x, RunningStats)
+
+
+def random_network_or_default(owner: str, network: Any, spec: EnvSpec, name: str = "network") -> Any:
+    """The setting of f: an `MLP` or a `NatureCNN` without a head; None takes `NatureCNN` for images, else `MLP`.
+
+    Args:
+        name: the setting's name, for the error.
+
+    Raises:
+        TypeError: the network is another one, or has no layers.
+    """
+    network = (NatureCNN() if has_images(spec.obs) else MLP()) if network is None else network
+    if not isinstance(network, FeedForward) or network.head is not None or not network.hidden:
+        raise TypeError(f"{owner}: {name} must be an MLP or a NatureCNN with layers and without a head, got {network!r:.80}")
+    return network
+
+
+def feature_networks(network: Any) -> tuple[Network, Network]:
+    """The networks f and f̂ of the setting of f; f̂ has two more layers of its last width."""
+    target = dataclasses.replace(network, head=QValues())
+    return target, dataclasses.replace(target, hidden=(*network.hidden, *2 * network.hidden[-1:]))
+
+
+def feature_spec(spec: EnvSpec, num_features: int) -> EnvSpec:
+    """The spec of networks whose outputs are the features, as many as action values."""
+    return EnvSpec(spec.obs, Discrete(num_features))
+
+
+def create_obs_stats(spec: EnvSpec) -> PyTree:
+    """Empty statistics of observations; see `Distillation.obs_stats`."""
+    return map_space(lambda x: RunningStats.init(x.shape) if isinstance(x, Box) else None, spec.obs)
