@@ -19,6 +19,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import mesh_over, update_on
+from polyak.loops.metrics import as_numbers
 from polyak.networks.feedforward import MLP
 from polyak.workers.worker_group import without_weight
 from tests.agents.rollouts import on_device, rollout, same_bits
@@ -275,12 +276,26 @@ def test_environments_without_weight_change_no_bit_and_nan_skips_all_steps():
 
     junk.time_steps.obs[3, 0] = np.nan
     got, metrics = update(agent, state, on_device(junk), weights)
-    assert metrics["train/skipped_steps"] == 1
+    # Two epochs of two minibatches, of the predictor and of V_I.
+    assert metrics["train/skipped_steps"] == 1 and metrics["train/intrinsic_skipped_steps"] == 8
     for name in ("predictor", "value", "obs_stats", "return_stats"):
         before, after = (getattr(s, name) for s in (state, got))
         if name in ("predictor", "value"):
             before, after = before.online, after.online
         assert same_bits(after, before), name
+
+
+def test_observations_whose_squares_are_infinite_end_the_training_with_their_cause():
+    """They reach no statistics, without which there are no intrinsic rewards."""
+    agent = small(inner("a2c", max_skipped_updates=2))
+    state = jax.jit(lambda agent: agent.init(KEY))(agent)
+    data = data_of(agent, state, 1)
+    data.time_steps.obs[..., 0] = 1e20
+    reasons = []
+    for _ in range(2):
+        state, metrics = update(agent, state, on_device(data))
+        reasons.append(agent.diagnose(as_numbers(metrics)))
+    assert reasons[0] is None and reasons[1].startswith("RND: 2 updates had no intrinsic rewards, as an observation of each")
 
 
 def test_images_are_normalized_by_their_statistics():

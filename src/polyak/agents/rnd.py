@@ -30,6 +30,7 @@ from polyak.policies.distillation import (
     Distillation,
     IntrinsicReturn,
     create_obs_stats,
+    diagnose_stats,
     feature_networks,
     feature_spec,
     random_network_or_default,
@@ -161,8 +162,9 @@ class RND(AdamSettings, BaseAgent):
         check_divides("RND", self.num_steps, num_envs, self.num_minibatches)
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
-        """Return why the inner agent cannot continue, or None: its advantages have NaN if the advantages of RND do."""
-        return self.agent.diagnose(metrics)
+        """Return why the inner agent cannot continue, whose advantages have NaN if RND's do, or why nothing is new; or None."""
+        reason: str | None = self.agent.diagnose(metrics)
+        return reason or diagnose_stats("RND", metrics, self.agent.max_skipped_updates)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """As the inner agent does."""
@@ -263,7 +265,12 @@ class RND(AdamSettings, BaseAgent):
         )
         mean_reward, _ = masked_mean_and_variance(reward, weight, axis_name)
         metrics |= {f"train/{name}": mean for name, mean in terms.items()}
-        metrics |= {"train/intrinsic_reward": mean_reward, "train/intrinsic_return_std": return_stats.stddev()}
+        metrics |= {
+            "train/intrinsic_reward": mean_reward,
+            "train/intrinsic_return_std": return_stats.stddev(),
+            "train/intrinsic_stats": distillation.has_stats.astype(jnp.float32),
+            "train/intrinsic_skipped_steps": predictor.skipped + value_copies.skipped,
+        }
         return RNDState(inner, predictor, value_copies, state.target, distillation.obs_stats, return_stats), metrics
 
     def predictor_loss(

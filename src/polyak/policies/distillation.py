@@ -1,6 +1,7 @@
 """Random network distillation: networks, the novelty of observations, and a policy that sums it while it collects rollouts."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -163,3 +164,16 @@ def feature_spec(spec: EnvSpec, num_features: int) -> EnvSpec:
 def create_obs_stats(spec: EnvSpec) -> PyTree:
     """Empty statistics of observations; see `Distillation.obs_stats`."""
     return map_space(lambda x: RunningStats.init(x.shape) if isinstance(x, Box) else None, spec.obs)
+
+
+def diagnose_stats(owner: str, metrics: Mapping[str, Any], limit: int) -> str | None:
+    """Why there are no intrinsic rewards after `limit` updates without statistics of observations; else None.
+
+    `metrics` has `train/n_updates` and `train/intrinsic_stats`, which is `Distillation.has_stats` as a number.
+    """
+    if metrics["train/intrinsic_stats"] or metrics["train/n_updates"] < limit:
+        return None
+    return (
+        f"{owner}: {int(metrics['train/n_updates'])} updates had no intrinsic rewards, as an observation of each has a square "
+        "that is infinite in float32; scale or clip the environment's observations"
+    )
