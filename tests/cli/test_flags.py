@@ -446,4 +446,4 @@ def test_groups_of_flags_are_named_for_people(capsys):
     text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     # In a box, or bare where the output cannot print one.
     titles = re.findall(r"^[ ╭─]*([a-z][a-z -]*) options[ ─╮]*$", text, re.MULTILINE)
-    assert titles == ["training", "user-defined agent and environment", "algorithm", "network"]
+    assert titles == ["training", "user-defined agent and environment", "algorithm", "network", "intrinsic reward"]

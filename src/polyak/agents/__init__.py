@@ -47,7 +47,7 @@ AGENTS = {
 your own algorithm with `polyak.cli.main`."""
 
 WRAPPERS = {"rnd": "polyak.agents.rnd:RND"}
-"""The classes of agents around another agent, which the command line does not train, but continues and evaluates."""
+"""The classes of agents around another agent, which flags of `polyak train` put around it (`--intrinsic-reward rnd`)."""
 
 
 def action_scaling_of(agent: Any) -> Literal["clip", "rescale"]:

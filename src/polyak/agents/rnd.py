@@ -26,6 +26,7 @@ from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import flatten_steps, mask_invalid, masked_mean_and_variance, sum_over_devices, weighted_sum
 from polyak.ops.normalize import RunningStats
 from polyak.ops.returns import gae, running_return
+from polyak.ops.schedules import Schedule
 from polyak.policies.distillation import (
     Distillation,
     IntrinsicReturn,
@@ -110,7 +111,7 @@ class RND(AdamSettings, BaseAgent):
     predictor_fraction: Scalar = number(default=0.25, above=0, at_most=1)
     num_epochs: int = integer(default=4)
     num_minibatches: int = integer(default=4)
-    learning_rate: Any = 1e-4
+    learning_rate: Schedule = 1e-4
 
     def __post_init__(self) -> None:
         inner: Any = self.agent

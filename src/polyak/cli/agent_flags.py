@@ -18,11 +18,12 @@ from polyak.core.docstrings import attribute_texts
 from polyak.presets.preset import LINEAR, LinearOverTraining, parse_schedule
 
 
-def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str] = ()) -> type:
+def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str] = (), *, prefix: str = "") -> type:
     """Create a dataclass with a flag for each field of `agent`, a `"module:Class"`.
 
     Args:
         others: names of other flags; fields with these names are set in Python.
+        prefix: beginning of the name of each flag.
     """
     texts: dict[str, str] = {}
     fields: dict[str, Any] = {}
@@ -33,7 +34,7 @@ def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str]
             if kind is not None and default is not dataclasses.MISSING and name not in {*fields, *others}:
                 fields[name] = kind, defaults.get(name, default)
     described = [
-        (name, Annotated[kind, tyro.conf.arg(help=texts.get(name, ""))], dataclasses.field(default=default))
+        (prefix + name, Annotated[kind, tyro.conf.arg(help=texts.get(name, ""))], dataclasses.field(default=default))
         for name, (kind, default) in fields.items()
     ]
     return dataclasses.make_dataclass("AgentFlags", described, frozen=True)

@@ -47,7 +47,9 @@ def parse(
             raise UsageError(f"in polyak {flag} is {name_here}")
         # The settings of all algorithms take 0.1 s to read, which `--help` and a misspelt flag need not wait for.
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        is_misspelt = difflib.get_close_matches(name, [*field_names(kind), "help"], n=1, cutoff=0.8)
+        # A name with a prefix, as rnd_gae_lambda, is another setting.
+        names = [field for field in field_names(kind) if not field.endswith(f"_{name}")]
+        is_misspelt = difflib.get_close_matches(name, [*names, "help"], n=1, cutoff=0.8)
         if not is_misspelt and (others := owners(name)):
             raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it")
     # Every flag has a docstring; the search for comments in files would take a third of the time.

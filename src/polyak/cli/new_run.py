@@ -12,12 +12,14 @@ from polyak import envs
 from polyak.agents import agent_class
 from polyak.cli.change_parts import change_parts
 from polyak.cli.flags import TrainFlags, UsageError, fail, print_note
+from polyak.cli.intrinsic_flags import IntrinsicFlags, add_intrinsic_reward
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import print_statistics, run_in_parallel, run_sequentially, run_to_exit_code
 from polyak.cli.user_code import env_maker, import_callable, make_user_agent, store_user_flags
 from polyak.cli.user_flags import UserFlags, resume_flags
 from polyak.core.checks import check_integer, check_number
+from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HasReplay, HostEnv
 from polyak.envs.available import JAX_PREFIXES
 from polyak.envs.source import EnvSource
@@ -58,6 +60,7 @@ def train_new_run(
     settings: Mapping[str, Any],
     network_flags: NetworkFlags,
     replay_flags: ReplayFlags,
+    intrinsic_flags: IntrinsicFlags,
 ) -> int:
     """Train in a new run directory; returns the exit code.
 
@@ -69,6 +72,7 @@ def train_new_run(
         settings: settings of the agent that flags set.
         network_flags: settings of the network.
         replay_flags: settings of the replay.
+        intrinsic_flags: the intrinsic reward and its settings.
     """
     try:
         _check(flags)
@@ -101,13 +105,10 @@ def train_new_run(
             env = split_over_workers(env, flags.num_envs, workers)
             source = env.source
         try:
-            if user.agent is not None:
-                settings = {name: with_length(value, flags.env_steps) for name, value in settings.items()}
-                agent = make_user_agent(user.agent, env.spec, settings)
-            else:
-                agent = make_agent(algorithm, env.spec, source, flags.env_steps, settings)
+            agent = _make_agent(algorithm, flags, user, settings, env.spec, source)
             name = algorithm or type(agent).__name__
             agent = change_parts(name, agent, network_flags, replay_flags, flags.env_steps, settings, flags.num_envs)
+            agent = add_intrinsic_reward(agent, intrinsic_flags, flags.env_steps)
             if not flags.checkpoint_replay and not isinstance(agent, HasReplay):
                 raise UsageError(f"--no-checkpoint-replay: {name} has no replay")
             is_free = flags.devices is None and learners is None
@@ -121,7 +122,7 @@ def train_new_run(
                 available = start_jax(threads)
                 check_memory(agent, seeds=flags.seeds if in_parallel else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices
-                name = algorithm if user.agent is None else algorithm_name(agent)
+                name = algorithm if user.agent is None and intrinsic_flags.intrinsic_reward is None else algorithm_name(agent)
                 prepare_seed = partial(_prepare, flags, user, name, agent, env, source, loop, devices, threads, learners)
                 return _train(prepare_seed, name, env, env_id, flags, in_parallel)
         finally:
@@ -129,6 +130,15 @@ def train_new_run(
                 close_envs(env)
     except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError, VideoError) as error:
         return fail(error)
+
+
+def _make_agent(
+    algorithm: str, flags: TrainFlags, user: UserFlags, settings: Mapping[str, Any], spec: EnvSpec, source: EnvSource
+) -> Agent:
+    """Return the agent of the algorithm, or of `--agent`, with these settings."""
+    if user.agent is None:
+        return make_agent(algorithm, spec, source, flags.env_steps, settings)
+    return make_user_agent(user.agent, spec, {name: with_length(value, flags.env_steps) for name, value in settings.items()})
 
 
 def _train(

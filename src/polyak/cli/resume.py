@@ -20,6 +20,7 @@ from polyak.cli.flags import (
     unknown_flags,
 )
 from polyak.cli.imports import ImportFlag
+from polyak.cli.intrinsic_flags import intrinsic_flags
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.offline import check_resume_flags, resume_on_data
 from polyak.cli.replay_flags import ReplayFlags
@@ -100,7 +101,7 @@ def _check_settings(arguments: Sequence[str]) -> None:
         if name in field_names(TrainFlags):
             raise UsageError(f"{flag} of a run cannot be changed; start another one with polyak train")
         of_agents = (agent_flags(agent, {}) for agent in AGENTS.values())
-        if any(name in field_names(kind) for kind in (NetworkFlags, ReplayFlags, *of_agents)):
+        if any(name in field_names(kind) for kind in (NetworkFlags, ReplayFlags, intrinsic_flags(), *of_agents)):
             raise UsageError(f"{flag} is the run's; an agent with other settings is given by --agent MODULE:NAME --force")
 
 

@@ -4,13 +4,14 @@ import dataclasses
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 from polyak.agents import AGENTS
 from polyak.cli.agent_flags import agent_flags, explicit_settings, setting_names
 from polyak.cli.agent_source import class_source
 from polyak.cli.flags import TrainFlags, UsageError, fail, parse, print_usage
 from polyak.cli.imports import find_modules_here
+from polyak.cli.intrinsic_flags import GROUP, intrinsic_flags, intrinsic_flags_in_help
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.cli.preset_file import flags_from
 from polyak.cli.replay_flags import ReplayFlags, replay_flags_in_help
@@ -78,7 +79,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
         return fail(error)
 
     network, replay = vars(flags).get("network", NetworkFlags()), vars(flags).get("replay", ReplayFlags())
-    return train_new_run(algorithm or "", env_id, flags.training, flags.user, settings, network, replay)
+    return train_new_run(algorithm or "", env_id, flags.training, flags.user, settings, network, replay, flags.intrinsic)
 
 
 @contextmanager
@@ -141,12 +142,13 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
         ("user", UserGroup, dataclasses.field(default=UserFlags())),
     ]
     source = AGENTS[algorithm] if algorithm else user_agent if user_agent and _is_class(user_agent) else None
+    # Only help hides flags: an error can then say why the algorithm rejects a flag.
+    is_help = bool(HELP & set(arguments))
+    intrinsic = intrinsic_flags_in_help(source) if is_help else intrinsic_flags()
     if source:
-        kinds: tuple[Any, ...] = (TrainFlags, UserFlags, NetworkFlags, ReplayFlags)
+        kinds: tuple[Any, ...] = (TrainFlags, UserFlags, NetworkFlags, ReplayFlags, intrinsic)
         others = [field.name for kind in kinds for field in dataclasses.fields(kind)]
         agent = agent_flags(source, defaults.values, others)
-        # Only help hides flags: an error can then say why the algorithm rejects a flag.
-        is_help = bool(HELP & set(arguments))
         network = network_flags_in_help(source) if is_help else NetworkFlags
         replay = replay_flags_in_help(source) if is_help else ReplayFlags
         groups += [
@@ -154,6 +156,7 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
             ("network", network, dataclasses.field(default_factory=network)),
             ("replay", replay, dataclasses.field(default_factory=replay)),
         ]
+    groups.append(("intrinsic", Annotated[intrinsic, GROUP], dataclasses.field(default_factory=intrinsic)))
     name = algorithm or "a user-defined agent"
     description = f"Train {name} in {env_id}. Defaults: {defaults.source}."
     if env_id == PLACEHOLDER:

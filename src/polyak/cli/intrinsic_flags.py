@@ -1,0 +1,68 @@
+"""Flags of intrinsic rewards: an agent around the agent of ALGO."""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from polyak.agents import WRAPPERS, agent_class
+from polyak.cli.agent_flags import agent_flags
+from polyak.cli.agent_source import class_sources
+from polyak.cli.flags import UsageError, default_hint, hide
+from polyak.presets.preset import with_length
+
+GROUP = tyro.conf.arg(name="intrinsic reward")
+"""Title of these flags in `--help`."""
+
+PREFIX = "rnd_"
+BASE = "OnPolicyAgent"
+"""The base of the agents that learn from rollouts, which RND surrounds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class IntrinsicFlags:
+    """Rewards for what is new, in addition to the environment's."""
+
+    intrinsic_reward: Annotated[Literal["rnd"] | None, default_hint("none", "{rnd}")] = None
+    """rnd: random network distillation around ppo, ppo_kl, a2c, impala or reinforce"""
+
+
+def intrinsic_flags() -> type[IntrinsicFlags]:
+    """Create `IntrinsicFlags` with a flag `--rnd-NAME` for each setting of `polyak.RND`."""
+    settings = agent_flags(WRAPPERS["rnd"], {}, prefix=PREFIX)
+    return dataclasses.make_dataclass(
+        IntrinsicFlags.__name__,
+        [(field.name, field.type, dataclasses.field(default=field.default)) for field in dataclasses.fields(settings)],
+        bases=(IntrinsicFlags,),
+        namespace={"__doc__": IntrinsicFlags.__doc__},
+        frozen=True,
+    )
+
+
+def intrinsic_flags_in_help(agent: str | None) -> type[IntrinsicFlags]:
+    """Return `intrinsic_flags()`, hidden if the `"module:Class"` does not learn from rollouts."""
+    flags = intrinsic_flags()
+    if agent is None or any(declaration.name == BASE for declaration in class_sources(agent)):
+        return flags
+    return hide(flags, {field.name for field in dataclasses.fields(flags)})
+
+
+def add_intrinsic_reward(agent: Any, flags: IntrinsicFlags, env_steps: int) -> Any:
+    """Return the agent with the intrinsic reward that flags set around it; without one, the agent itself.
+
+    Args:
+        flags: an instance of `intrinsic_flags()`.
+        env_steps: length of training.
+
+    Raises:
+        UsageError: a setting has no intrinsic reward.
+        TypeError, ValueError: the agent does not learn from rollouts, or a setting is out of range.
+    """
+    values = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
+    changes = {name: value for name, (value, default) in values.items() if name.startswith(PREFIX) and value != default}
+    if flags.intrinsic_reward is None:
+        if changes:
+            raise UsageError(f"--{next(iter(changes)).replace('_', '-')} needs --intrinsic-reward rnd")
+        return agent
+    settings = {name.removeprefix(PREFIX): with_length(value, env_steps) for name, value in changes.items()}
+    return agent_class("rnd")(agent, **settings)
