@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from polyak.agents import AGENTS, agent_class
+from polyak.ops.schedules import Linear
 from polyak.presets import PRESETS, preset
 from polyak.presets.spaces import SPACES
 from polyak.studies.space import PARTS, Choices, Range, read_space
@@ -122,5 +123,26 @@ def test_only_increasing_numbers_are_ordered():
 
 
 def test_parts_are_fields_that_no_space_can_have():
-    fields = {field.name for name in AGENTS for field in dataclasses.fields(agent_class(name))}
+    fields = {field.name for name in (*AGENTS, "rnd") for field in dataclasses.fields(agent_class(name))}
     assert set(PARTS) <= fields
+
+
+def test_the_group_of_rnd_has_the_settings_of_the_agent_around_the_algorithm():
+    group = {"coefficient": {"low": 0.1, "high": 1}, "num_epochs": [1, 2], "learning_rate": ["linear:0.1", 0.01]}
+    space = read_space("ppo", {"rnd": group, "gamma": [0.9, 0.99]})
+    assert space == {
+        "rnd_coefficient": Range(0.1, 1.0),
+        "rnd_num_epochs": Choices((1, 2)),
+        "rnd_learning_rate": Choices(("linear:0.1", 0.01)),
+        "gamma": Choices((0.9, 0.99)),
+    }
+    for wrong, message in (({"coefficient": [-1.0]}, "coefficient must be"), ({"value": [1]}, "unknown setting 'value'")):
+        with pytest.raises(ValueError, match=message):
+            read_space("ppo", {"rnd": wrong})
+    with Bench(Task("ppo", "jax/CartPole-v1", 500, 8, 1, 1)) as bench:
+        made = bench.surround({"gamma": 0.9}, {"coefficient": 0.25, "learning_rate": "linear:0.1"})
+        assert (made.coefficient, made.learning_rate, made.agent.gamma) == (0.25, Linear(0.1, 0.0, 500), 0.9)
+        with pytest.raises(ValueError, match="RND: num_minibatches=7 must divide"):
+            bench.surround({}, {"num_minibatches": 7})
+    with Bench(Task("dqn", "jax/CartPole-v1", 500, 8, 1, 1)) as bench, pytest.raises(TypeError, match="got DQN"):
+        bench.check(space)

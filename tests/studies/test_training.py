@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from polyak.studies.study import flags_of
 from polyak.studies.training import Bench, Task, _Evaluations
 
 TASK = Task("ppo", "jax/CartPole-v1", env_steps=1000, num_envs=8, evaluations=4, eval_episodes=2)
@@ -56,6 +57,28 @@ def test_a_seed_without_a_score_ends_its_trial_as_failed(tmp_path, monkeypatch):
     with Bench(dataclasses.replace(TASK, env="CartPole-v1")) as bench:
         outcome = bench.train({}, [0, 1], tmp_path / "a", lambda *report: False)
     assert trained == [0] and outcome.error.startswith("no score: ")
+
+
+def test_settings_of_rnd_surround_the_agent_that_is_trained(tmp_path, monkeypatch):
+    trained = []
+
+    def run_seeds(agent, env, *, settings, **options):
+        trained.append((agent, settings))
+        return [SimpleNamespace(stopped=None, diagnosis=None, evaluation=SimpleNamespace(mean_return=1.0))]
+
+    monkeypatch.setattr("polyak.studies.training.run_seeds", run_seeds)
+    with Bench(TASK) as bench:
+        outcomes = [
+            bench.train(settings, [0], tmp_path / "a", lambda *report: False)
+            for settings in ({"gamma": 0.9}, {"gamma": 0.9, "rnd_coefficient": 0.25}, {"rnd_coefficient": -1.0})
+        ]
+    (name, fields), (agent, none) = trained
+    assert (name, fields, none) == ("ppo", {"gamma": 0.9}, None)
+    assert (type(agent).__name__, agent.coefficient, agent.agent.gamma) == ("RND", 0.25, 0.9)
+    assert [outcome.state for outcome in outcomes] == ["complete", "complete", "failed"]
+    length = {"env_steps": 1000, "num_envs": 8}
+    assert flags_of(TASK, {"gamma": 0.9}) == {**length, "gamma": 0.9}
+    assert flags_of(TASK, {"rnd_coefficient": 0.25}) == {**length, "intrinsic_reward": "rnd", "rnd_coefficient": 0.25}
 
 
 def test_invalid_settings_fail_and_errors_of_the_machine_do_not(tmp_path):

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 NETWORK_SETTINGS = ("hidden", "activation")
 """Settings of the group `[network]`; they apply to every network of the agent."""
 
-PARTS = ("spec", "network", "actor", "critics", "replay", "optimizer", "actor_obs", "critic_obs")
+RND = "rnd"
+"""Group of the settings of `polyak.RND` around the agent; in a study and in its best settings they are `rnd_NAME`."""
+
+PARTS = (
+    "spec", "network", "actor", "critics", "replay", "optimizer", "actor_obs", "critic_obs", "agent", "value",
+)  # fmt: skip
 """Fields of agents that are objects."""
 
 FLOAT_MAX = sys.float_info.max
@@ -173,24 +178,34 @@ def read_space(algorithm: str, source: str | os.PathLike[str] | Mapping[str, Any
         name, table = "space", dict(SPACES[algorithm])
     else:
         name, table = str(source), read_toml(Path(source))
-    known = {field.name: field for field in dataclasses.fields(agent_class(algorithm)) if field.name not in PARTS}
+    fields_of: dict[str, Mapping[str, Any]] = {"network": dict.fromkeys(NETWORK_SETTINGS), RND: _fields(RND)}
     space: dict[str, Dimension] = {}
     for key, value in table.items():
-        is_group = key == "network" and isinstance(value, Mapping)
+        is_group = key in fields_of and isinstance(value, Mapping)
         for setting, values in (value if is_group else {key: value}).items():
-            names = NETWORK_SETTINGS if is_group else known
-            if setting not in names:
+            known = fields_of[key] if is_group else _fields(algorithm)
+            if setting not in known:
                 hint = f"; {setting} belongs to the group [network]" if setting in NETWORK_SETTINGS else ""
-                raise ValueError(f"{name}: {unknown_name(setting, names, 'setting')}{hint}")
-            field = None if is_group else known[setting]
+                raise ValueError(f"{name}: {unknown_name(setting, known, 'setting')}{hint}")
+            field = known[setting]
             dimension = _parse(f"{name}: {setting}", values)
             if isinstance(dimension, Range) and not (field is not None and takes_integers(field)):
                 dimension = Range(float(dimension.low), float(dimension.high), dimension.log)
             _check_bounds(name, field, setting, dimension)
-            space[setting] = dimension
+            space[f"{RND}_{setting}" if is_group and key == RND else setting] = dimension
     if not space:
         raise ValueError(f"{name}: must have at least one setting, got none")
     return space
+
+
+def _fields(agent: str) -> dict[str, Any]:
+    """The fields of an agent that a study can draw, by name."""
+    return {field.name: field for field in dataclasses.fields(agent_class(agent)) if field.name not in PARTS}
+
+
+def of_rnd(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the group `[rnd]`, by their names in `polyak.RND`."""
+    return {name.removeprefix(f"{RND}_"): value for name, value in settings.items() if name.startswith(f"{RND}_")}
 
 
 def takes_integers(field: Any) -> bool:

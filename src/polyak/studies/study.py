@@ -18,7 +18,7 @@ from polyak.storage.toml_files import write_toml
 from polyak.studies.jobs import Job, run_jobs
 from polyak.studies.journal import BEST, PAGE, SUMMARY, Journal, Trial, open_study
 from polyak.studies.page import write_page
-from polyak.studies.space import Space, read_space, to_json
+from polyak.studies.space import RND, Space, of_rnd, read_space, to_json
 from polyak.studies.training import Bench, Outcome, Task
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def study(
     from polyak.studies.optuna_study import build_study, quiet_optuna, rank_settings
 
     with Bench(task) as bench:
-        # The preset's settings must be valid before anything is written.
-        bench.make_fields({})
+        # Before anything is written.
+        bench.check(dimensions)
         with open_study(path, options, dimensions) as journal, quiet_optuna():
             count = task.count_evaluations(seeds)
             found = build_study(journal.trials, dimensions, sampler=sampler, seed=seed, pruner=pruner, evaluations=count)
@@ -243,6 +243,12 @@ def _never_prune(step: int, reward: float) -> bool:
     return False
 
 
+def flags_of(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of `polyak train` for the trainings of a trial, by name."""
+    around = {"intrinsic_reward": RND} if of_rnd(settings) else {}
+    return {"env_steps": task.env_steps, "num_envs": task.num_envs, **around, **settings}
+
+
 def _write_result(task: Task, options: Mapping[str, Any], result: StudyResult) -> None:
     """Write the best settings, all trials and the report."""
     path, best = result.directory, result.best
@@ -253,7 +259,10 @@ def _write_result(task: Task, options: Mapping[str, Any], result: StudyResult) -
         "trials": [dataclasses.asdict(trial) for trial in result.trials],
     }
     write_object(path / SUMMARY, content)
-    values = {"env_steps": task.env_steps, "num_envs": task.num_envs, **best.settings}
-    write_toml(path / BEST, values, f"polyak train {task.algorithm} {task.env} --preset {BEST}  (trial {best.number})")
+    write_toml(
+        path / BEST,
+        flags_of(task, best.settings),
+        f"polyak train {task.algorithm} {task.env} --preset {BEST}  (trial {best.number})",
+    )
     title = f"{task.algorithm} {task.env}"
     write_page(path / PAGE, title, result.trials, best, result.importances)

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from polyak.agents import action_scaling_of
+from polyak.agents import action_scaling_of, agent_class
 from polyak.core.types import Callback, HostEnv, Progress
 from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource
 from polyak.loops.loop import TrainingDiverged
 from polyak.presets import preset
-from polyak.studies.space import NETWORK_SETTINGS, typed
+from polyak.presets.preset import with_length
+from polyak.studies.space import NETWORK_SETTINGS, RND, Space, of_rnd, typed
 from polyak.train.evaluation import REWARD, close_envs
 from polyak.train.new_training import make_agent, run
 from polyak.train.result import Result
@@ -96,14 +97,28 @@ class Bench:
         if isinstance(self._env, HostEnv):
             close_envs(self._env)
 
+    def check(self, space: Space) -> None:
+        """Check the preset's settings, and, if a space has settings of `[rnd]`, that RND takes the agent.
+
+        Raises:
+            TypeError, ValueError: the agent rejects a setting, or RND the agent.
+        """
+        self.make_fields({})
+        if of_rnd(space):
+            self.surround({}, {})
+
     def make_fields(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of the agent that differ from the preset; equals the flags of `polyak train`.
+        """Return the fields of the agent that differ from the preset, without the settings of `[rnd]`.
 
         Raises:
             TypeError, ValueError: the agent rejects a setting, or settings that do not go together.
         """
         task, spec = self.task, self._env.spec
-        fields = {name: typed(value) for name, value in settings.items() if name not in NETWORK_SETTINGS}
+        fields = {
+            name: typed(value)
+            for name, value in settings.items()
+            if name not in NETWORK_SETTINGS and not name.startswith(f"{RND}_")
+        }
         agent = make_agent(task.algorithm, spec, self._source, task.env_steps, fields)
         of_network = {name: typed(settings[name]) for name in NETWORK_SETTINGS if name in settings}
         if of_network:
@@ -114,6 +129,19 @@ class Bench:
         agent.check(task.num_envs, 1)
         return fields
 
+    def surround(self, fields: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+        """Return `polyak.RND` with these settings around the agent with these fields.
+
+        Raises:
+            TypeError, ValueError: the agent does not learn from rollouts, or RND rejects a setting.
+        """
+        task = self.task
+        agent = make_agent(task.algorithm, self._env.spec, self._source, task.env_steps, fields)
+        values = {name: with_length(typed(value), task.env_steps) for name, value in settings.items()}
+        surrounded = agent_class(RND)(agent, **values)
+        surrounded.check(task.num_envs, 1)
+        return surrounded
+
     def train(self, settings: Mapping[str, Any], seeds: Sequence[int], directory: Path, report: Report) -> Outcome:
         """Train the seeds with the settings, each in a run directory below `directory`, which is replaced if it exists.
 
@@ -123,12 +151,13 @@ class Bench:
         """
         try:
             fields = self.make_fields(settings)
+            agent = self.surround(fields, changes) if (changes := of_rnd(settings)) else self.task.algorithm
         except (TypeError, ValueError) as error:
             return Outcome(error=str(error))
         shutil.rmtree(directory, ignore_errors=True)
         progress = _Evaluations(self.task, seeds, report)
         try:
-            results = self._train_seeds(fields, seeds, directory, progress)
+            results = self._train_seeds(agent, fields if isinstance(agent, str) else None, seeds, directory, progress)
         except TrainingDiverged as error:
             return Outcome(error=f"diverged: {error}")
         if any(result.stopped == "interrupt" for result in results):
@@ -143,7 +172,7 @@ class Bench:
         return Outcome(tuple(map(float, rewards)))
 
     def _train_seeds(
-        self, fields: Mapping[str, Any], seeds: Sequence[int], directory: Path, progress: "_Evaluations"
+        self, agent: Any, fields: Mapping[str, Any] | None, seeds: Sequence[int], directory: Path, progress: "_Evaluations"
     ) -> list[Result[Any]]:
         task = self.task
         shared: dict[str, Any] = {
@@ -156,13 +185,11 @@ class Bench:
             "should_stop": lambda: progress.is_pruned,
         }
         if task.trains_in_parallel:
-            return run_seeds(
-                task.algorithm, task.env, seeds=list(seeds), run_dir=directory, callbacks=progress.callbacks, **shared
-            )
+            return run_seeds(agent, task.env, seeds=list(seeds), run_dir=directory, callbacks=progress.callbacks, **shared)
         results: list[Result[Any]] = []
         for seed in seeds:
             place, callbacks = directory / f"seed-{seed}", progress.callbacks(seed)
-            results.append(run(task.algorithm, task.env, seed=seed, run_dir=place, callbacks=callbacks, **shared))
+            results.append(run(agent, task.env, seed=seed, run_dir=place, callbacks=callbacks, **shared))
             # Without a score of one seed the trial has none.
             if results[-1].stopped is not None or not math.isfinite(_score(results[-1])):
                 break
