@@ -17,7 +17,7 @@ TINY = "--env-steps 128 --num-steps 8 --num-envs 2 --eval-episodes 2"
 TINY_OF = {
     "ppo": "--num-epochs 1 --num-minibatches 1",
     "pqn": "--num-minibatches 2",
-    **dict.fromkeys(("bootstrapped_dqn", "c51", "dqn", "iqn", "qrdqn"), "--learning-starts 32 --batch-size 16"),
+    **dict.fromkeys(("bootstrapped_dqn", "c51", "dqn", "iqn", "qrdqn", "rnd_dqn"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(("naf", "qt_opt", "rainbow"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
     **dict.fromkeys(
         ("crossq", "ddpg", "droq", "fast_td3", "flash_sac", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from polyak.agents.qt_opt import QTOpt as QTOpt
     from polyak.agents.reinforce import REINFORCE as REINFORCE
     from polyak.agents.rnd import RND as RND
+    from polyak.agents.rnd_dqn import RNDDQN as RNDDQN
     from polyak.agents.sac import SAC as SAC
     from polyak.agents.td3 import TD3 as TD3
     from polyak.agents.td3_bc import TD3BC as TD3BC
@@ -112,6 +113,7 @@ _MODULES = {
     "agents.qt_opt": ("QTOpt",),
     "agents.reinforce": ("REINFORCE",),
     "agents.rnd": ("RND",),
+    "agents.rnd_dqn": ("RNDDQN",),
     "agents.sac": ("SAC",),
     "agents.td3": ("TD3",),
     "agents.td3_bc": ("TD3BC",),

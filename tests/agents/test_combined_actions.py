@@ -162,7 +162,9 @@ def test_dqn_learns_a_combination_and_never_takes_a_forbidden_one(tmp_path):
         np.testing.assert_array_equal(each.predict(np.zeros(1, np.float32), action_mask=mask)[0], [3, 1])
 
 
-@pytest.mark.parametrize("agent", [polyak.DQN, polyak.C51, polyak.QRDQN, polyak.BootstrappedDQN, polyak.IQN, polyak.PQN])
+@pytest.mark.parametrize(
+    "agent", [polyak.DQN, polyak.C51, polyak.QRDQN, polyak.BootstrappedDQN, polyak.IQN, polyak.PQN, polyak.RNDDQN]
+)
 def test_too_many_combinations_are_rejected_with_their_number(agent):
     assert agent(EnvSpec(OBS, MultiDiscrete((64, 64)))).spec.action.nvec == (64, 64)
     with pytest.raises(ValueError, match=rf"{agent.__name__}: actions must have at most 4096 combinations, got 4160 of Multi"):

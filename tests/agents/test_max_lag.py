@@ -33,6 +33,7 @@ REPLAY = (
         "qt_opt",
         "rainbow",
         "redq",
+        "rnd_dqn",
         "sac",
         "simbav2",
         "sr_sac",

@@ -16,6 +16,7 @@ from polyak.agents.iqn import IQN
 from polyak.agents.naf import NAF
 from polyak.agents.ppo import PPO
 from polyak.agents.qt_opt import QTOpt
+from polyak.agents.rnd_dqn import RNDDQN
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
@@ -43,6 +44,7 @@ AGENTS = {
     "c51": lambda: C51(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "bootstrapped": lambda: BootstrappedDQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "iqn": lambda: IQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
+    "rnd_dqn": lambda: RNDDQN(EnvSpec(OBS, ACTIONS), replay=UniformReplay(100)),
     "sac": lambda: SAC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "td3": lambda: TD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),
     "fast_td3": lambda: FastTD3(EnvSpec(OBS, FORCES), **CONTINUOUS | {"actor": Actor((8,), std="fixed")}),

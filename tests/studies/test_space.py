@@ -10,7 +10,7 @@ from polyak.presets.spaces import SPACES
 from polyak.studies.space import PARTS, Choices, Range, read_space
 from polyak.studies.training import Bench, Task
 
-OF_ACTION_VALUES = {"bootstrapped_dqn", "c51", "dqn", "iqn", "pqn", "qrdqn", "rainbow"}
+OF_ACTION_VALUES = {"bootstrapped_dqn", "c51", "dqn", "iqn", "pqn", "qrdqn", "rainbow", "rnd_dqn"}
 FROM_DATA = {"bc", "cql", "discrete_cql", "fql", "iql", "td3_bc"}
 
 

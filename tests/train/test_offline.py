@@ -113,7 +113,7 @@ def test_training_that_diverges_stops_with_its_reason(pendulum):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dqn", "c51", "qrdqn", "bootstrapped_dqn", "iqn", "rainbow"])
+@pytest.mark.parametrize("name", ["dqn", "c51", "qrdqn", "bootstrapped_dqn", "iqn", "rainbow", "rnd_dqn"])
 def test_agents_of_action_values_learn_offline(name, cartpole):
     settings = SMALL if name != "dqn" else SMALL_DQN
     assert int(offline(name, cartpole, 3, settings).state.updates) == 3

@@ -30,6 +30,7 @@ AGENTS = {
     # After "c51", the name of the class: Rainbow is C51 with the settings of presets/rainbow.py.
     "rainbow": "polyak.agents.c51:C51",
     "reinforce": "polyak.agents.reinforce:REINFORCE",
+    "rnd_dqn": "polyak.agents.rnd_dqn:RNDDQN",
     "sac": "polyak.agents.sac:SAC",
     # After "sac", the name of the class: these are SAC with the settings of presets/droq.py, redq.py and sr_sac.py.
     "droq": "polyak.agents.sac:SAC",

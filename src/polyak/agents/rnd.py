@@ -116,7 +116,8 @@ class RND(AdamSettings, BaseAgent):
     def __post_init__(self) -> None:
         inner: Any = self.agent
         if isinstance(inner, BaseAgent) and not isinstance(inner, OnPolicyAgent):
-            raise TypeError(f"RND: agent must learn from rollouts, such as PPO or A2C, got {type(inner).__name__}")
+            got = f"got {type(inner).__name__}; RNDDQN has intrinsic rewards and a replay"
+            raise TypeError(f"RND: agent must learn from rollouts, such as PPO or A2C, {got}")
         if not isinstance(inner, OnPolicyAgent):
             raise TypeError(f"RND: agent must be an agent such as PPO(env.spec), got {inner!r:.80}")
         check_settings(self)

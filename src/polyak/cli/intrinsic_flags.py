@@ -24,7 +24,7 @@ class IntrinsicFlags:
     """Rewards for what is new, in addition to the environment's."""
 
     intrinsic_reward: Annotated[Literal["rnd"] | None, default_hint("none", "{rnd}")] = None
-    """rnd: random network distillation around ppo, ppo_kl, a2c, impala or reinforce"""
+    """rnd: random network distillation around ppo, ppo_kl, a2c, impala or reinforce; rnd_dqn has it built in"""
 
 
 def intrinsic_flags() -> type[IntrinsicFlags]:

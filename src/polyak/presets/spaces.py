@@ -121,6 +121,8 @@ SPACES: Mapping[str, Space] = {
     # Its rollouts are longer than episodes, and it has no λ.
     "reinforce": {name: values for name, values in A2C.items() if name != "gae_lambda"}
     | {"num_steps": [256, 512, 1024, 2048], "vf_coef": [0.0, 0.2, 0.5]},
+    # Around the numbers of Burda et al. 2018 for PPO, and of Badia et al. 2020 for the discount.
+    "rnd_dqn": {**Q_LEARNING, "coefficient": {"low": 0.05, "high": 2.0, "log": True}, "intrinsic_gamma": [0.97, 0.99, 0.997]},
     "sac": ACTOR_CRITIC,
     # One width for all residual blocks.
     "simbav2": {

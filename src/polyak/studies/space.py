@@ -27,7 +27,7 @@ RND = "rnd"
 """Group of the settings of `polyak.RND` around the agent; in a study and in its best settings they are `rnd_NAME`."""
 
 PARTS = (
-    "spec", "network", "actor", "critics", "replay", "optimizer", "actor_obs", "critic_obs", "agent", "value",
+    "spec", "network", "actor", "critics", "replay", "optimizer", "actor_obs", "critic_obs", "agent", "value", "random_network",
 )  # fmt: skip
 """Fields of agents that are objects."""
 
