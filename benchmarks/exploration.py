@@ -1,9 +1,9 @@
-"""What an intrinsic reward is worth: PPO with and without random network distillation in deep sea, a maze with one rare reward.
+"""What an intrinsic reward is worth: PPO or DQN with and without it in deep sea, a maze with one rare reward.
 
-    python benchmarks/exploration.py [--quick] [--json PATH] [--size 14] [--updates 400] [--seeds 5]
+    python benchmarks/exploration.py [--quick] [--json PATH] [--learner ppo|dqn] [--size 14] [--updates 400] [--seeds 5]
 
 Deep sea is from Osband et al. 2019, arXiv:1908.03568. All seeds train at once, and the greedy policy of each plays once.
-A return of 0.99 is the goal; 0 is the way to the left, which costs nothing. Both agents have the same PPO.
+A return of 0.99 is the goal; 0 is the way to the left, which costs nothing. Both agents have the same PPO, or the same DQN.
 """
 
 import time
@@ -66,7 +66,7 @@ class DeepSea:
         return jax.nn.one_hot(row * self.size + column, self.size**2)
 
 
-def make_agents(spec: EnvSpec) -> dict[str, Any]:
+def make_ppo(spec: EnvSpec) -> dict[str, Any]:
     """PPO, and the same PPO with intrinsic rewards."""
     network = polyak.MLP((32,))
     ppo = polyak.PPO(
@@ -75,6 +75,19 @@ def make_agents(spec: EnvSpec) -> dict[str, Any]:
     settings: dict[str, Any] = {"network": network, "value": network, "num_features": 32, "learning_rate": 1e-3}
     settings |= {"coefficient": 1.0, "predictor_fraction": 1.0, "num_epochs": 2, "num_minibatches": 2}
     return {"PPO": ppo, "RND(PPO)": polyak.RND(ppo, **settings)}
+
+
+def make_dqn(spec: EnvSpec) -> dict[str, Any]:
+    """DQN, and the same DQN with intrinsic rewards."""
+    network = polyak.MLP((32,))
+    settings: dict[str, Any] = {"network": network, "num_steps": 4, "updates_per_step": 1 / 16, "batch_size": 32}
+    settings |= {"learning_starts": 500, "learning_rate": 1e-3, "target_period": 100, "epsilon": 0.05}
+    settings |= {"replay": polyak.UniformReplay(51_200)}
+    intrinsic: dict[str, Any] = {"random_network": network, "num_features": 32}
+    return {"DQN": polyak.DQN(spec, **settings), "RNDDQN": polyak.RNDDQN(spec, **settings, **intrinsic)}
+
+
+MAKERS = {"ppo": make_ppo, "dqn": make_dqn}
 
 
 def returns_of(agent: Any, dynamics: DeepSea, updates: int, seeds: int) -> list[float]:
@@ -104,15 +117,16 @@ def returns_of(agent: Any, dynamics: DeepSea, updates: int, seeds: int) -> list[
 def main() -> None:
     """Train, play, print a table."""
     parser = arguments(__doc__)
+    parser.add_argument("--learner", choices=MAKERS, default="ppo")
     parser.add_argument("--size", type=int, default=14, help="rows and columns")
-    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--updates", type=int, default=400, help=f"of {NUM_STEPS} steps in {NUM_ENVS} environments")
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
     size, updates, seeds = (4, 20, 2) if args.quick else (args.size, args.updates, args.seeds)
     dynamics, rows, found = DeepSea(size), [], []
-    for name, agent in make_agents(dynamics.spec).items():
+    for name, agent in MAKERS[args.learner](dynamics.spec).items():
         start = time.perf_counter()
-        returns = returns_of(agent, dynamics, updates, seeds)
+        returns = returns_of(agent, dynamics, updates * NUM_STEPS // agent.num_steps, seeds)
         found.append({"agent": name, "returns": returns})
         solved = sum(value > 0.9 for value in returns)
         rows.append([name, f"{solved} of {seeds}", ", ".join(map(str, returns)), f"{time.perf_counter() - start:.0f} s"])
