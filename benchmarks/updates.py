@@ -10,6 +10,7 @@ floor   a program of the same arguments and results that does nothing: what JAX 
 traced  polyak with tau as an argument of the compiled program, as in `NetworkCopies`
 soft    polyak with a soft update that is not due, where `optax.periodic_update` and the contestant polyak have a hard one.
         XLA runs a program that might compute much on a thread of its own, which costs more than a call in place
+unchecked   polyak with a hard update that is not due and does not look for NaN (`check_finite=False`), as in Optax
 """
 
 import sys
@@ -27,7 +28,7 @@ CASES: dict[str, tuple[tuple[str, ...], int, str, float | None, float | None]] =
     "25M donated": (("limit", "polyak", "traced", "optax", "tf_agents", "sb3", "lerp"), 10, "limit", 0.9, None),
     # Nothing is wanted here: fresh memory for the result costs more than the update, and as it happens.
     "25M": (("polyak", "optax"), 10, "optax", None, None),
-    "25M not due": (("floor", "polyak", "soft", "optax"), 2000, "optax", 0.9, 100.0),
+    "25M not due": (("floor", "polyak", "unchecked", "soft", "optax"), 2000, "optax", 0.9, 100.0),
     "MLP": (("polyak", "traced", "optax", "tf_agents"), 8000, "optax", None, 45.0),
     "MLP scan": (("polyak", "traced", "optax"), 20, "optax", 0.95, 11.0),
 }
@@ -36,7 +37,7 @@ LARGE: dict[str, tuple[tuple[str, ...], int, str, float | None, float | None]] =
     "100M not due": (("floor", "polyak", "soft", "optax"), 500, "optax", 0.9, None),
 }
 TORCH = ("sb3", "lerp")
-WORKERS = ("limit", "floor", "polyak", "traced", "soft", "optax", "tf_agents", *TORCH)
+WORKERS = ("limit", "floor", "polyak", "traced", "soft", "unchecked", "optax", "tf_agents", *TORCH)
 
 
 def shapes(case: str, contestant: str) -> list[tuple[int, ...]]:
@@ -80,7 +81,7 @@ def carried_first(contestant: str, case: str) -> Any:
 
     from polyak.copies.follow import Follow
 
-    if contestant in ("polyak", "soft") and "due" in case:
+    if contestant in ("polyak", "soft", "unchecked") and "due" in case:
         return Follow().init()
     return jnp.full((), TAU, jnp.float32) if contestant == "traced" else jnp.ones((), jnp.int32)
 
@@ -94,8 +95,8 @@ def update_of(contestant: str, case: str) -> Callable[[Any, Any, Any], tuple[Any
     from polyak.ops.updates import soft_update
 
     match contestant, "due" in case:
-        case "polyak" | "soft", True:
-            follow = Follow(1.0 if contestant == "polyak" else TAU, PERIOD)
+        case "polyak" | "soft" | "unchecked", True:
+            follow = Follow(TAU if contestant == "soft" else 1.0, PERIOD, check_finite=contestant != "unchecked")
             return lambda online, target, state: follow.step(state, online, target)
         case "optax", True:
             return lambda online, target, n: (optax.periodic_update(online, target, n, PERIOD), n % (PERIOD - 1) + 1)
