@@ -14,6 +14,8 @@ import polyak
 from polyak.agents.rnd_dqn import RNDDQN
 from polyak.envs.autoreset import AutoReset
 from polyak.networks.feedforward import MLP
+from polyak.networks.heads import QValues
+from polyak.networks.sum_of_values import SumOfValues
 from polyak.ops.schedules import StepCount
 from tests.agents.resuming import check_resuming, in_both_loops
 from tests.agents.rollouts import same_bits
@@ -154,6 +156,14 @@ def test_q_e_learns_as_dqn_does():
     np.testing.assert_array_equal(agent.policy(found).predict(obs)[0], plain.policy(wanted).predict(obs)[0])
 
 
+def test_new_weights_of_a_sum_of_values_are_two_sets():
+    network = SumOfValues(MLP((5,), head=QValues()))
+    (q, _), _, _ = network.apply(network.init(KEY, SPEC), jnp.ones((2, 3)))
+    first, second = (MLP((5,), head=QValues()).init(key, SPEC) for key in jax.random.split(KEY))
+    of_each = [MLP((5,), head=QValues()).apply(variables, jnp.ones((2, 3)))[0][0] for variables in (first, second)]
+    np.testing.assert_allclose(q, of_each[0] + of_each[1], rtol=1e-6)
+
+
 def test_the_agent_acts_by_the_sum_of_both_values():
     agent = make(epsilon=0.0, learning_starts=0, coefficient=2.0)
     state = agent.init(KEY)
@@ -173,6 +183,7 @@ def test_the_agent_acts_by_the_sum_of_both_values():
         ({"replay": polyak.SequenceReplay(64, 4)}, "RNDDQN: replay must draw transitions"),
         ({"random_network": polyak.GRU(4)}, "RNDDQN: random_network must be an MLP or a NatureCNN"),
         ({"coefficient": -1.0}, "RNDDQN: coefficient must be"),
+        ({"gamma": 0.0}, "RNDDQN: gamma must be"),
     ],
 )
 def test_settings_are_checked(settings, message):
@@ -187,6 +198,19 @@ def test_observations_whose_squares_are_infinite_have_one_error():
     assert agent.diagnose(metrics | {"train/intrinsic_stats": 1.0, "train/n_updates": 99.0}) is None
     reason = agent.diagnose(metrics | {"train/intrinsic_stats": 0.0, "train/n_updates": 10.0})
     assert reason is not None and reason.startswith("RNDDQN: 10 updates had no intrinsic rewards, as an observation of each")
+
+
+def test_a_reset_leaves_no_statistics_and_is_no_error():
+    agent = make(reset_period=100)
+    state = jax.eval_shape(agent.init, KEY)
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), dataclasses.replace(state, replay=None))
+    again = dataclasses.replace(state, resets=dataclasses.replace(state.resets, count=jnp.uint32(1)))
+    assert [float(agent.metrics(state, new)["train/intrinsic_stats"]) for new in (state, again)] == [0.0, 1.0]
+
+
+def test_a_wide_predictor_computes_on_several_threads():
+    assert make().prefers_single_thread(8, 1)
+    assert not make(random_network=MLP((257,))).prefers_single_thread(8, 1)
 
 
 @pytest.mark.slow

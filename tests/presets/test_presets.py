@@ -53,7 +53,7 @@ def test_a_jax_environment_has_the_preset_of_the_same_task():
 def test_minatar_in_numpy_has_the_preset_of_the_same_game_in_jax():
     game = PRESETS["pqn", "gymnax/Breakout-MinAtar"]
     assert preset("pqn", "MinAtar/Breakout-v1") is preset("pqn", "MinAtar/Breakout-v0") is game
-    assert preset("pqn", "MinAtar/SpaceInvaders-v1") is preset("pqn", "MinAtar/") is DEFAULT
+    assert preset("pqn", "MinAtar/Seaquest-v1") is preset("pqn", "MinAtar/") is DEFAULT
 
 
 def test_all_atari_games_have_the_preset_of_the_details():

@@ -16,6 +16,7 @@ from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import join_logs
 from polyak.networks.heads import QValues
+from polyak.networks.layers import is_narrow
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.networks.sum_of_values import SumOfValues, join_values
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
@@ -73,12 +74,12 @@ class RNDDQN(QAgent):
     `DQN`, and `policy` is greedy in Q_E alone. Intrinsic rewards are computed when transitions are drawn, so they are of
     today's f̂, and the priorities of a `PrioritizedReplay` are |δ| of Q_E.
 
-    Q_I has the value of the policy that acts, as in Agent57 (Badia et al. 2020, arXiv:2003.13350, section 3.1), which also has
-    one network for each reward, whose targets have the greedy action of their sum; there Q_E has this action too. Without
-    `double`, the target networks choose a_E and a_B. An intrinsic return ends where an episode terminates, unlike in `RND`: a
-    transition of a replay does not know the first observation of the next episode. The intrinsic reward of the last
-    observation counts. A truncated episode bootstraps both values. A reset (`reset_period`) renews f, f̂ and their statistics
-    too, so that everything is new again.
+    Q_I has the value of the greedy action of Q_E + c Q_I, as in Agent57 (Badia et al. 2020, arXiv:2003.13350), which also has
+    one network for each reward; there Q_E has the value of this action too. Without `double`, the target networks choose a_E
+    and a_B. An intrinsic return ends where an episode terminates, unlike in `RND`: a transition of a replay does not know the
+    first observation of the next episode. The intrinsic reward of the last observation counts. A truncated episode bootstraps
+    both values. With `normalize_obs`, f and f̂ get the normalized observations. A reset (`reset_period`) renews f, f̂ and their
+    statistics too, so that everything is new again, but for layers that `reset_keeps` names.
 
     Attributes:
         network: a network that returns `(q, value)`, such as `polyak.MLP(head=polyak.QValues(dueling=True))`, for Q_E and for
@@ -87,6 +88,7 @@ class RNDDQN(QAgent):
             `NatureCNN` for images, else `MLP`.
         num_features: number of outputs of f.
         coefficient: c, the weight of Q_I in the policy that explores.
+        gamma: γ, above 0: a discount of 0 marks terminal states.
         intrinsic_gamma: γ_I, the discount of intrinsic rewards.
         huber_delta: κ, the error above which the losses of both Q-functions are linear; None takes the squared error δ².
         n_step: 1: the replay has no intrinsic rewards of the observations between.
@@ -102,6 +104,7 @@ class RNDDQN(QAgent):
     random_network: Network | None = static(default=None)
     num_features: int = integer(default=64)
     coefficient: Scalar = number(default=0.5, at_least=0)
+    gamma: Scalar = number(default=0.99, above=0, at_most=1)
     intrinsic_gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
 
@@ -155,11 +158,19 @@ class RNDDQN(QAgent):
         return super().diagnose(metrics) or diagnose_stats("RNDDQN", metrics, self.max_skipped_updates)
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
-        """Also the standard deviation of the errors of f̂, and whether there are statistics of observations."""
+        """Also the standard deviation of the errors of f̂, and whether there are statistics of observations, or were."""
+        has_stats = self.distillation(after.copies).has_stats
+        if after.resets is not None:
+            has_stats = has_stats | (after.resets.count > 0)
         return super().metrics(before, after) | {
             "train/intrinsic_error_std": after.copies.error_stats.stddev(),
-            "train/intrinsic_stats": self.distillation(after.copies).has_stats.astype(jnp.float32),
+            "train/intrinsic_stats": has_stats.astype(jnp.float32),
         }
+
+    def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
+        """Return True for narrow layers, also of f̂, and small batches; see `is_narrow`."""
+        predictor: Any = feature_networks(self.random_network)[1]
+        return is_narrow(self._network, self.spec, self.batch_size, predictor.layer_widths)
 
     def distillation(self, copies: RNDCopies) -> Distillation:
         """The networks and statistics of the intrinsic reward."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
@@ -27,8 +28,9 @@ class SumOfValues:
         return is_noisy(self.network)
 
     def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """Create variables of the wrapped network."""
-        return self.network.init(key, spec)
+        """Create two sets of weights, with c = 1."""
+        first, second = (self.network.init(key, spec) for key in jax.random.split(key))
+        return join_values(first, second, 1.0)
 
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
