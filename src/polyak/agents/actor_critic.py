@@ -90,10 +90,11 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         return Greedy(self._network_policy(state, self._evaluated_actor(state)))
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for narrow layers and small batches, of sequences all together; see `is_narrow`."""
+        """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
         critics = self.critics
         widths = critics.layer_widths if isinstance(critics, Critics | Recurrent) else (np.inf,)
-        return is_narrow(self._actor, self.spec_of("actor"), self.batch_size * self.replay.draw_length, widths)
+        samples = self.batch_size * self.replay.draw_length if devices == 1 else 1
+        return is_narrow(self._actor, self.spec_of("actor"), samples, widths)
 
     def q_values(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray | None = None

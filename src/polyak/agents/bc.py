@@ -160,8 +160,8 @@ class BC(OffPolicyAgent):
         return NetworkPolicy(online, normalizer, self._network, self.spec)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for narrow layers and small batches, of sequences all together; see `is_narrow`."""
-        return is_narrow(self._network, self._network_spec, self.batch_size * self.replay.draw_length)
+        """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
+        return is_narrow(self._network, self._network_spec, self.batch_size * self.replay.draw_length if devices == 1 else 1)
 
     def _action_params(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
         """The parameters of the distribution, and the network's statistics; a recurrent network stays in evaluation mode."""

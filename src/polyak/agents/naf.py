@@ -100,8 +100,8 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for narrow layers and small batches; see `is_narrow`."""
-        return is_narrow(self._network, self.spec, self.batch_size)
+        """Return True for narrow layers and, on one device, small batches; see `is_narrow`."""
+        return is_narrow(self._network, self.spec, self.batch_size if devices == 1 else 1)
 
     def train_step(
         self,

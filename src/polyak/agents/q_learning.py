@@ -140,8 +140,8 @@ class QAgent(TargetSettings, OffPolicyAgent):
         return self._network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
-        """Return True for narrow layers and small batches, of sequences all together; see `is_narrow`."""
-        return is_narrow(self._network, self.spec, self.batch_size * self.replay.draw_length)
+        """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
+        return is_narrow(self._network, self.spec, self.batch_size * self.replay.draw_length if devices == 1 else 1)
 
     def _outputs(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False

@@ -170,7 +170,7 @@ class RNDDQN(QAgent):
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers, also of f̂, and small batches; see `is_narrow`."""
         predictor: Any = feature_networks(self.random_network)[1]
-        return is_narrow(self._network, self.spec, self.batch_size, predictor.layer_widths)
+        return is_narrow(self._network, self.spec, self.batch_size if devices == 1 else 1, predictor.layer_widths)
 
     def distillation(self, copies: RNDCopies) -> Distillation:
         """The networks and statistics of the intrinsic reward."""

@@ -105,16 +105,17 @@ def dispatch_synchronously(*, on: bool = True) -> None:
 
 
 def choose_threads(agent: Agent, devices: int, num_envs: int, parallel_seeds: int = 1) -> int | None:
-    """Choose the number of JAX threads: the value of PJRT_NPROC, else one per device if the agent prefers it.
+    """Choose the number of JAX threads: the value of PJRT_NPROC, else one per device if the agent prefers it, else the cores.
 
-    Returns None for JAX's default, and if JAX has started. The number changes the last bits of large products.
+    Returns None if JAX has started. The number changes the last bits of large products, so a run stores it.
     """
     if is_jax_started():
         return None
     setting = threads_setting()
     if setting is not None:
         return setting
-    return devices if parallel_seeds == 1 and agent.prefers_single_thread(num_envs, devices) else None
+    is_single = parallel_seeds == 1 and agent.prefers_single_thread(num_envs, devices)
+    return devices if is_single else max(devices, len(os.sched_getaffinity(0)))
 
 
 def threads_setting() -> int | None:
