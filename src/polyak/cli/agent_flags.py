@@ -43,7 +43,8 @@ def agent_flags(agent: str, defaults: Mapping[str, Any], others: Collection[str]
 def explicit_settings(flags: Any, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the settings of an `agent_flags` object that arguments set, also those set to their defaults."""
     given = set_flags(arguments)
-    return {f.name: getattr(flags, f.name) for f in dataclasses.fields(flags) if flag_of(f"--{f.name}") in given}
+    values = {f.name: (getattr(flags, f.name), f.default) for f in dataclasses.fields(flags)}
+    return {name: x for name, (x, default) in values.items() if x != default or flag_of(f"--{name}") in given}
 
 
 def setting_names(agent: str) -> list[str]:

@@ -54,8 +54,9 @@ def class_source(agent: str) -> ast.ClassDef:
 def takes_sequences(agent: str) -> bool:
     """Return the class variable `takes_sequences` of a `"module:Class"`; False without one."""
     for node in (node for declaration in class_sources(agent) for node in declaration.body):
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "takes_sequences" and node.value is not None:
-            return bool(ast.literal_eval(node.value))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if "takes_sequences" in map(ast.unparse, targets):
+            return ast.unparse(node).endswith("True")
     return False
 
 
