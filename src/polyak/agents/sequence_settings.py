@@ -2,9 +2,7 @@
 
 from typing import ClassVar
 
-from polyak.core.struct import setting, struct
-from polyak.replay.replay import Replay, check_replay
-from polyak.replay.uniform import UniformReplay
+from polyak.core.struct import struct
 
 
 @struct(kw_only=True)
@@ -21,5 +19,3 @@ class SequenceSettings:
     """
 
     takes_sequences: ClassVar[bool] = True
-
-    replay: Replay = setting(default=UniformReplay(1_000_000), check=check_replay)

@@ -242,7 +242,7 @@ def accumulate(
         total, each = jax.lax.scan(add, zeros, parts)
     if axis_name is None:
         return total, each
-    # As one vector: leaf by leaf a reduction costs ten times as much.
+    # As one vector where that is not large: leaf by leaf a reduction costs ten times as much.
     vector, unravel = ravel(total)
     return unravel(sum_over_devices(vector, axis_name)), each
 
