@@ -30,16 +30,20 @@ def test_flags_and_preset_files_set_the_settings_that_are_passed(tmp_path):
     file = tmp_path / "best.toml"
     file.write_text("intrinsic_reward = 'rnd'\nrnd_coefficient = 0.25\nrnd_num_epochs = 2\n")
     words = ["--preset", str(file), "--rnd-num-epochs", "3", "--rnd-learning-rate", "linear:0.01", "--gamma", "0.9"]
-    flags = _parse("ppo", None, "jax/CartPole-v1", words)
+    flags, _, given = _parse("ppo", None, "jax/CartPole-v1", words)
     assert flags.algorithm.gamma == 0.9 and flags.intrinsic.rnd_learning_rate == LinearOverTraining(0.01)
     agent = polyak.PPO(CARTPOLE)
     wanted = polyak.RND(agent, coefficient=0.25, num_epochs=3, learning_rate=polyak.Linear(0.01, 0.0, 500))
-    assert add_intrinsic_reward(agent, flags.intrinsic, 500) == wanted
-    alone = _parse("ppo", None, "jax/CartPole-v1", ["--intrinsic-reward", "rnd"])
-    assert add_intrinsic_reward(agent, alone.intrinsic, 500) == polyak.RND(agent)
-    none = _parse("ppo", None, "jax/CartPole-v1", ["--preset", str(file), "--intrinsic-reward", "None"])
+    assert add_intrinsic_reward(agent, given, 500) == wanted
+    _, _, alone = _parse("ppo", None, "jax/CartPole-v1", ["--intrinsic-reward", "rnd"])
+    assert add_intrinsic_reward(agent, alone, 500) == polyak.RND(agent)
+    _, _, none = _parse("ppo", None, "jax/CartPole-v1", ["--preset", str(file), "--intrinsic-reward", "None"])
+    file.write_text("rnd_num_epochs = 4\n")
+    _, _, default = _parse("ppo", None, "jax/CartPole-v1", ["--preset", str(file)])
+    with pytest.raises(UsageError, match="--rnd-num-epochs needs --intrinsic-reward rnd"):
+        add_intrinsic_reward(agent, default, 500)
     with pytest.raises(UsageError, match="--rnd-coefficient needs --intrinsic-reward rnd"):
-        add_intrinsic_reward(agent, none.intrinsic, 500)
+        add_intrinsic_reward(agent, none, 500)
 
 
 @pytest.mark.parametrize("algorithm", AGENTS)
@@ -47,7 +51,7 @@ def test_help_shows_the_flags_to_the_algorithms_that_take_them(algorithm):
     scaling = action_scaling_of(algorithm)
     spec = envs.make("jax/Pendulum-v1", action_scaling=scaling).spec if scaling == "rescale" else CARTPOLE
     agent = make_agent(algorithm, spec, None, 100, None)
-    flags = intrinsic_flags()(intrinsic_reward="rnd")
+    flags = {"intrinsic_reward": "rnd"}
     own = dataclasses.fields(intrinsic_flags_in_help(AGENTS[algorithm]))
     if all("Suppress" in str(field.type) for field in own):
         with pytest.raises(

@@ -6,7 +6,7 @@ from polyak.presets.preset import LinearOverTraining
 
 
 def parse(file, *arguments):
-    return _parse("ppo", None, "jax/CartPole-v1", ["--preset", str(file), *arguments])
+    return _parse("ppo", None, "jax/CartPole-v1", ["--preset", str(file), *arguments])[:2]
 
 
 def test_flags_override_a_preset_file(tmp_path):

@@ -1,6 +1,7 @@
 """Flags of intrinsic rewards: an agent around the agent of ALGO."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -47,20 +48,19 @@ def intrinsic_flags_in_help(agent: str | None) -> type[IntrinsicFlags]:
     return hide(flags, {field.name for field in dataclasses.fields(flags)})
 
 
-def add_intrinsic_reward(agent: Any, flags: IntrinsicFlags, env_steps: int) -> Any:
+def add_intrinsic_reward(agent: Any, given: Mapping[str, Any], env_steps: int) -> Any:
     """Return the agent with the intrinsic reward that flags set around it; without one, the agent itself.
 
     Args:
-        flags: an instance of `intrinsic_flags()`.
+        given: the flags of `intrinsic_flags()` that are set, also to their defaults.
         env_steps: length of training.
 
     Raises:
         UsageError: a setting has no intrinsic reward.
         TypeError, ValueError: the agent does not learn from rollouts, or a setting is out of range.
     """
-    values = {field.name: (getattr(flags, field.name), field.default) for field in dataclasses.fields(flags)}
-    changes = {name: value for name, (value, default) in values.items() if name.startswith(PREFIX) and value != default}
-    if flags.intrinsic_reward is None:
+    changes = {name: value for name, value in given.items() if name.startswith(PREFIX)}
+    if given.get("intrinsic_reward") is None:
         if changes:
             raise UsageError(f"--{next(iter(changes)).replace('_', '-')} needs --intrinsic-reward rnd")
         return agent

@@ -12,7 +12,7 @@ from polyak import envs
 from polyak.agents import agent_class
 from polyak.cli.change_parts import change_parts
 from polyak.cli.flags import TrainFlags, UsageError, fail, print_note
-from polyak.cli.intrinsic_flags import IntrinsicFlags, add_intrinsic_reward
+from polyak.cli.intrinsic_flags import add_intrinsic_reward
 from polyak.cli.network_flags import NetworkFlags
 from polyak.cli.replay_flags import ReplayFlags
 from polyak.cli.training_run import print_statistics, run_in_parallel, run_sequentially, run_to_exit_code
@@ -60,7 +60,7 @@ def train_new_run(
     settings: Mapping[str, Any],
     network_flags: NetworkFlags,
     replay_flags: ReplayFlags,
-    intrinsic_flags: IntrinsicFlags,
+    intrinsic: Mapping[str, Any],
 ) -> int:
     """Train in a new run directory; returns the exit code.
 
@@ -72,7 +72,7 @@ def train_new_run(
         settings: settings of the agent that flags set.
         network_flags: settings of the network.
         replay_flags: settings of the replay.
-        intrinsic_flags: the intrinsic reward and its settings.
+        intrinsic: the intrinsic reward and its settings that flags set.
     """
     try:
         _check(flags)
@@ -108,7 +108,7 @@ def train_new_run(
             agent = _make_agent(algorithm, flags, user, settings, env.spec, source)
             name = algorithm or type(agent).__name__
             agent = change_parts(name, agent, network_flags, replay_flags, flags.env_steps, settings, flags.num_envs)
-            agent = add_intrinsic_reward(agent, intrinsic_flags, flags.env_steps)
+            agent = add_intrinsic_reward(agent, intrinsic, flags.env_steps)
             if not flags.checkpoint_replay and not isinstance(agent, HasReplay):
                 raise UsageError(f"--no-checkpoint-replay: {name} has no replay")
             is_free = flags.devices is None and learners is None
@@ -122,7 +122,7 @@ def train_new_run(
                 available = start_jax(threads)
                 check_memory(agent, seeds=flags.seeds if in_parallel else 1, on_host=flags.replay_on == "host")
                 devices = min(devices, available) if is_free else devices
-                name = algorithm if user.agent is None and intrinsic_flags.intrinsic_reward is None else algorithm_name(agent)
+                name = algorithm if user.agent is None and intrinsic.get("intrinsic_reward") is None else algorithm_name(agent)
                 prepare_seed = partial(_prepare, flags, user, name, agent, env, source, loop, devices, threads, learners)
                 return _train(prepare_seed, name, env, env_id, flags, in_parallel)
         finally:

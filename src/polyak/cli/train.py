@@ -69,7 +69,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     if env_id is None:
         return fail(f"an environment is missing, e.g.: polyak train {algorithm or '--agent MODULE:NAME'} CartPole-v1")
     try:
-        flags, settings = _parse(algorithm, user_agent, env_id, [*words, *rest])
+        flags, settings, intrinsic = _parse(algorithm, user_agent, env_id, [*words, *rest])
     except UsageError as error:
         return fail(error)
     try:
@@ -79,7 +79,7 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
         return fail(error)
 
     network, replay = vars(flags).get("network", NetworkFlags()), vars(flags).get("replay", ReplayFlags())
-    return train_new_run(algorithm or "", env_id, flags.training, flags.user, settings, network, replay, flags.intrinsic)
+    return train_new_run(algorithm or "", env_id, flags.training, flags.user, settings, network, replay, intrinsic)
 
 
 @contextmanager
@@ -134,8 +134,10 @@ def _algorithms_with(name: str) -> list[str]:
     return [algorithm for algorithm, source in AGENTS.items() if name in setting_names(source)]
 
 
-def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Return the flags, and the settings of the agent that are set."""
+def _parse(
+    algorithm: str | None, user_agent: str | None, env_id: str, arguments: list[str]
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return the flags, the settings of the agent that are set, and the flags of an intrinsic reward that are set."""
     defaults = preset(algorithm or "", env_id)
     groups: list[Any] = [
         ("training", TrainFlags, dataclasses.field(default=_defaults(defaults))),
@@ -166,4 +168,5 @@ def _parse(algorithm: str | None, user_agent: str | None, env_id: str, arguments
     if (file := _value_of("--preset", arguments)) is not None:
         arguments = [*arguments, *flags_from(file, kind, arguments)]
     flags: Any = parse(kind, arguments, prog=prog, description=description, owners=_algorithms_with)
-    return flags, explicit_settings(flags.algorithm, arguments) if source else {}
+    settings = explicit_settings(flags.algorithm, arguments) if source else {}
+    return flags, settings, explicit_settings(flags.intrinsic, arguments)
