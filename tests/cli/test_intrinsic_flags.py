@@ -17,6 +17,19 @@ from polyak.train.new_training import make_agent
 from tests.cli.processes import SETTINGS
 
 CARTPOLE = envs.make("jax/CartPole-v1").spec
+MODULE = """
+from polyak.core.struct import struct
+import polyak
+
+
+@struct
+class Mine(polyak.PPO):
+    pass
+
+
+def make_agent(spec):
+    return polyak.RND(Mine(spec, num_steps=16))
+"""
 OBJECTS = {"agent", "network", "value", "optimizer"}
 
 
@@ -72,12 +85,28 @@ def test_help_shows_the_flags_to_the_algorithms_that_take_them(algorithm):
         ("ppo CartPole-v1 --intrinsic-reward icm", "invalid choice 'icm'"),
         ("a2c CartPole-v1 --intrinsic-reward rnd --capacity 9", "--capacity: a2c has no replay"),
         ("a3c CartPole-v1 --intrinsic-reward rnd --workers 2", "RND sends no gradients; use A2C or IMPALA"),
+        ("--agent none:Agent CartPole-v1 --intrinsic-reward rnd", "--intrinsic-reward must be left out with --agent"),
     ],
 )
 def test_wrong_flags_are_rejected_before_a_run_begins(words, message, command, workdir):
     code, _, err = command(f"train {words}")
     assert code == 2 and message in " ".join(err.split()), err
     assert not list(workdir.iterdir())
+
+
+@pytest.mark.slow
+def test_the_function_of_an_agent_may_return_rnd_around_it(command, workdir, monkeypatch):
+    (workdir / "mine_of_rnd.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(workdir)
+    agent = "--agent mine_of_rnd:make_agent"
+    flags = "--env-steps 32 --num-envs 2 --eval-episodes 0 --run-dir mine"
+    for words in (
+        f"train {agent} jax/CartPole-v1 {flags}",
+        f"resume mine {agent} --env-steps 64",
+        f"evaluate mine {agent} --episodes 2",
+    ):
+        code, _, err = command(words)
+        assert code == 0, err
 
 
 @pytest.mark.slow

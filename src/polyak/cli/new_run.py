@@ -75,7 +75,7 @@ def train_new_run(
         intrinsic: the intrinsic reward and its settings that flags set.
     """
     try:
-        _check(flags)
+        _check(flags, user, intrinsic)
         if (own_loop := preset(algorithm, env_id).loop) != "auto":
             check_own_loop("polyak train", algorithm, flags.loop, own_loop, is_jax=env_id.startswith(JAX_PREFIXES))
         workers = _workers(flags)
@@ -243,8 +243,11 @@ def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
     return loop if loop != "auto" else "compiled" if is_jax else "host"
 
 
-def _check(flags: TrainFlags) -> None:
+def _check(flags: TrainFlags, user: UserFlags, intrinsic: Mapping[str, Any]) -> None:
     """Check the values of flags before anything is created; errors have the names of the flags."""
+    if user.agent is not None and intrinsic:
+        flag = f"--{next(iter(intrinsic)).replace('_', '-')}"
+        raise UsageError(f"{flag} must be left out with --agent; return polyak.RND(...) around the agent from its function")
     counts = ("env_steps", "num_envs", "seeds", "eval_episodes", "eval_max_steps", "learners", "devices")
     for name in (*counts, "report_every", "checkpoint_every", "eval_every", "video_every"):
         value = getattr(flags, name)
