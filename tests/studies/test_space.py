@@ -144,5 +144,6 @@ def test_the_group_of_rnd_has_the_settings_of_the_agent_around_the_algorithm():
         assert (made.coefficient, made.learning_rate, made.agent.gamma) == (0.25, Linear(0.1, 0.0, 500), 0.9)
         with pytest.raises(ValueError, match="RND: num_minibatches=7 must divide"):
             bench.surround({}, {"num_minibatches": 7})
-    with Bench(Task("dqn", "jax/CartPole-v1", 500, 8, 1, 1)) as bench, pytest.raises(TypeError, match="got DQN"):
-        bench.check(space)
+    for algorithm, message in (("dqn", "got DQN"), ("a3c", "RND sends no gradients; use A2C or IMPALA")):
+        with Bench(Task(algorithm, "jax/CartPole-v1", 500, 8, 1, 1)) as bench, pytest.raises(TypeError, match=message):
+            bench.check(space)

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from polyak.agents import WRAPPERS, agent_class
+from polyak.agents import AGENTS, WRAPPERS, agent_class
 from polyak.cli.agent_flags import agent_flags
 from polyak.cli.agent_source import class_sources
 from polyak.cli.flags import UsageError, default_hint, hide
+from polyak.presets import preset
 from polyak.presets.preset import with_length
 
 GROUP = tyro.conf.arg(name="intrinsic reward")
@@ -40,10 +41,11 @@ def intrinsic_flags() -> type[IntrinsicFlags]:
     )
 
 
-def intrinsic_flags_in_help(agent: str | None) -> type[IntrinsicFlags]:
-    """Return `intrinsic_flags()`, hidden if the `"module:Class"` does not learn from rollouts."""
+def intrinsic_flags_in_help(algorithm: str | None) -> type[IntrinsicFlags]:
+    """Return `intrinsic_flags()`, hidden for `--agent` and for algorithms that learn from no rollouts or send gradients."""
     flags = intrinsic_flags()
-    if agent is None or any(declaration.name == BASE for declaration in class_sources(agent)):
+    bases = [declaration.name for declaration in class_sources(AGENTS[algorithm])] if algorithm else []
+    if BASE in bases and preset(algorithm or "", "").loop == "auto":
         return flags
     return hide(flags, {field.name for field in dataclasses.fields(flags)})
 

@@ -146,7 +146,7 @@ def _parse(
     source = AGENTS[algorithm] if algorithm else user_agent if user_agent and _is_class(user_agent) else None
     # Only help hides flags: an error can then say why the algorithm rejects a flag.
     is_help = bool(HELP & set(arguments))
-    intrinsic = intrinsic_flags_in_help(source) if is_help else intrinsic_flags()
+    intrinsic = intrinsic_flags_in_help(algorithm) if is_help else intrinsic_flags()
     if source:
         kinds: tuple[Any, ...] = (TrainFlags, UserFlags, NetworkFlags, ReplayFlags, intrinsic)
         others = [field.name for kind in kinds for field in dataclasses.fields(kind)]

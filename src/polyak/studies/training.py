@@ -133,9 +133,11 @@ class Bench:
         """Return `polyak.RND` with these settings around the agent with these fields.
 
         Raises:
-            TypeError, ValueError: the agent does not learn from rollouts, or RND rejects a setting.
+            TypeError, ValueError: the agent does not learn from rollouts or sends gradients, or RND rejects a setting.
         """
         task = self.task
+        if preset(task.algorithm, task.env).loop == "asynchronous":
+            raise TypeError(f"study: {task.algorithm} sends gradients, but RND sends no gradients; use A2C or IMPALA")
         agent = make_agent(task.algorithm, self._env.spec, self._source, task.env_steps, fields)
         values = {name: with_length(typed(value), task.env_steps) for name, value in settings.items()}
         surrounded = agent_class(RND)(agent, **values)
