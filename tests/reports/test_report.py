@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.storage.run_directory import RunError
+from polyak.storage.config import to_json
+from polyak.storage.run_directory import RunError, create
+from polyak.train.new_training import make_agent
 from tests.reports.written_runs import linear_rows, write_run
 
 pytest.importorskip("bokeh")
@@ -94,6 +96,17 @@ def test_a_report_of_one_run_shows_its_summary_curves_settings_and_machine(real_
     np.testing.assert_allclose(line["x"], rows["env_steps"])
     np.testing.assert_allclose(line["y"], rows["train/loss"], rtol=1e-6)
     assert "Healthy: between 0.001 and 0.02" in text and "time" in charts["train/loss"]
+
+
+def test_a_report_compares_the_agent_inside_rnd_with_its_preset(tmp_path):
+    spec, name = polyak.envs.make("jax/CartPole-v1").spec, "jax/CartPole-v1"
+    agent = polyak.RND(make_agent("ppo", spec, None, 640, {"gamma": 0.5}), coefficient=0.25)
+    config = {"algorithm": "RND", "env": name, "seed": 0, "env_steps": 640, "num_envs": 8, "agent": to_json(agent)}
+    with create(tmp_path / "run", config) as run:
+        run.append_metrics({"env_steps": 640})
+    text = text_of(write(tmp_path / "run"))
+    changed = re.search(rf"differ from the preset of ppo for {name} and the defaults of RND\.(.*?)All settings", text)[1]
+    assert "coefficient 0.25 0.5" in changed and "agent.gamma 0.5 0.98" in changed and "num_epochs" not in changed
 
 
 def test_several_runs_are_compared_by_the_interquartile_mean_of_their_groups(runs, tmp_path):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from polyak.agents import AGENTS
 from polyak.core.printing import text_of
 from polyak.core.text_table import NOTHING
 from polyak.reports.flat_settings import flatten_settings
@@ -23,16 +24,31 @@ def setting_text(value: Any) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
 
 
+RND = "RND"
+"""The algorithm of a run whose agent has `polyak.RND` around it."""
+
+
+def algorithm_of(config: Mapping[str, Any]) -> str:
+    """Return the algorithm of a run, or of the agent inside RND."""
+    algorithm, agent = str(config.get("algorithm")), config.get("agent")
+    inner = agent.get("agent") if algorithm == RND and isinstance(agent, Mapping) else None
+    name = inner.get("$class") if isinstance(inner, Mapping) else None
+    return next((known for known, source in AGENTS.items() if source.endswith(f":{name}")), algorithm)
+
+
 def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str, str]] | None:
     """Return the agent's settings that differ from the preset's, each as (name, value, value of the preset).
+
+    Settings of RND are compared with its defaults.
 
     Returns:
         None if there is no preset to compare with: the agent's class is user-defined, or the description is damaged.
     """
-    agent, algorithm, env_steps = config.get("agent"), config.get("algorithm"), config.get("env_steps")
-    if not isinstance(agent, Mapping) or "spec" not in agent or not isinstance(algorithm, str) or type(env_steps) is not int:
+    agent, env_steps, has_rnd = config.get("agent"), config.get("env_steps"), config.get("algorithm") == RND
+    inner = agent.get("agent") if has_rnd and isinstance(agent, Mapping) else agent
+    if not isinstance(inner, Mapping) or "spec" not in inner or type(env_steps) is not int:
         return None
-    preset = _preset_settings(algorithm, str(config.get("env")), env_steps, json.dumps(agent["spec"]))
+    preset = _preset_settings(algorithm_of(config), str(config.get("env")), env_steps, json.dumps(inner["spec"]), has_rnd)
     if preset is None:
         return None
     own = {name: setting_text(value) for name, value in flatten_settings({"agent": agent}).items()}
@@ -42,10 +58,10 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str, str]] | 
 
 
 @lru_cache(64)
-def _preset_settings(algorithm: str, env: str, env_steps: int, spec: str) -> dict[str, str] | None:
+def _preset_settings(algorithm: str, env: str, env_steps: int, spec: str, has_rnd: bool) -> dict[str, str] | None:
     """Return the settings of the agent that the preset makes for this run."""
     # JAX takes most of a second, which a comparison of runs does without.
-    from polyak.agents import AGENTS, agent_class
+    from polyak.agents import agent_class
     from polyak.presets import preset
     from polyak.runs import config_classes
     from polyak.storage.config import from_json, to_json
@@ -55,6 +71,7 @@ def _preset_settings(algorithm: str, env: str, env_steps: int, spec: str) -> dic
     try:
         env_spec = from_json(json.loads(spec), config_classes())
         agent = agent_class(algorithm)(spec=env_spec, **preset(algorithm, env).settings(env_steps))
+        agent = agent_class("rnd")(agent) if has_rnd else agent
     except (TypeError, ValueError):
         return None
     settings = flatten_settings({"agent": to_json(agent, on_unknown="describe")})
