@@ -90,6 +90,7 @@ def test_help_shows_the_flags_to_the_algorithms_that_take_them(algorithm):
         ("ppo CartPole-v1 --intrinsic-reward icm", "invalid choice 'icm'"),
         ("a2c CartPole-v1 --intrinsic-reward rnd --capacity 9", "--capacity: a2c has no replay"),
         ("a3c CartPole-v1 --intrinsic-reward rnd --workers 2", "RND sends no gradients; use A2C or IMPALA"),
+        ("ppo CartPole-v1 --intrinsic-reward rnd --coefficient 0.3", "rnd_dqn has it, or --rnd-coefficient"),
         ("--agent none:Agent CartPole-v1 --intrinsic-reward rnd", "--intrinsic-reward must be left out with --agent"),
     ],
 )

@@ -51,7 +51,9 @@ def parse(
         names = [field for field in field_names(kind) if not field.endswith(f"_{name}")]
         is_misspelt = difflib.get_close_matches(name, [*names, "help"], n=1, cutoff=0.8)
         if not is_misspelt and (others := owners(name)):
-            raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it")
+            of_rnd = f"rnd_{name}" in field_names(kind) and "--intrinsic-reward" in flags
+            here = f", or --rnd-{flag.removeprefix('--')}" if of_rnd else ""
+            raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it{here}")
     # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
     with VALUE_RULES:
