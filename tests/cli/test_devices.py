@@ -180,11 +180,12 @@ for line in sys.argv[1:]:
     # null where the tests before have started JAX.
     threads = json.dumps(json.loads((tmp_path / "run/config.json").read_text())["threads"])
     edit_config(tmp_path / "run", f'"threads": {threads}', '"threads": 3')
+    cores = len(os.sched_getaffinity(0))
     commands = {
         "train ppo CartPole-v1": (1, 1),
         "train ppo_kl jax/CartPole-v1 --num-envs 64 --l2-policy 0.1": (2, 2),
-        "train ppo ALE/Breakout-v5": (None, 2),
-        "train ppo ALE/Breakout-v5 --num-envs 1": (None, 1),
+        "train ppo ALE/Breakout-v5": (max(2, cores), 2),
+        "train ppo ALE/Breakout-v5 --num-envs 1": (cores, 1),
         "resume run --env-steps 800": (3, 1),
     }
     done = subprocess.run(
