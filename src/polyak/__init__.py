@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polyak.agents.agent import BaseAgent as BaseAgent
     from polyak.agents.bc import BC as BC
     from polyak.agents.bootstrapped_dqn import BootstrappedDQN as BootstrappedDQN
+    from polyak.agents.bro import BRO as BRO
     from polyak.agents.c51 import C51 as C51
     from polyak.agents.cql import CQL as CQL
     from polyak.agents.crossq import CrossQ as CrossQ
@@ -95,6 +96,7 @@ _MODULES = {
     "agents.agent": ("BaseAgent",),
     "agents.bc": ("BC",),
     "agents.bootstrapped_dqn": ("BootstrappedDQN",),
+    "agents.bro": ("BRO",),
     "agents.c51": ("C51",),
     "agents.cql": ("CQL",),
     "agents.crossq": ("CrossQ",),

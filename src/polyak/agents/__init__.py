@@ -9,6 +9,7 @@ AGENTS = {
     "a3c": "polyak.agents.a2c:A2C",
     "bc": "polyak.agents.bc:BC",
     "bootstrapped_dqn": "polyak.agents.bootstrapped_dqn:BootstrappedDQN",
+    "bro": "polyak.agents.bro:BRO",
     "c51": "polyak.agents.c51:C51",
     "cql": "polyak.agents.cql:CQL",
     "crossq": "polyak.agents.crossq:CrossQ",

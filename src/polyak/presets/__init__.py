@@ -5,6 +5,7 @@ from polyak.presets import (
     a3c,
     bc,
     bootstrapped_dqn,
+    bro,
     c51,
     cql,
     crossq,
@@ -47,6 +48,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ("a3c", a3c.PRESETS),
         ("bc", bc.PRESETS),
         ("bootstrapped_dqn", bootstrapped_dqn.PRESETS),
+        ("bro", bro.PRESETS),
         ("c51", c51.PRESETS),
         ("cql", cql.PRESETS),
         ("crossq", crossq.PRESETS),
@@ -85,6 +87,7 @@ DEFAULT = Preset(1_000_000, 8, {}, "the algorithm's own")
 
 DEFAULTS: dict[str, Preset] = {
     "a3c": a3c.DEFAULT,
+    "bro": bro.DEFAULT,
     "cql": cql.DEFAULT,
     "discrete_cql": discrete_cql.DEFAULT,
     "droq": droq.DEFAULT,
