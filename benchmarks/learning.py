@@ -110,6 +110,7 @@ SUITES = {
     "redq-pendulum": Suite("jax/Pendulum-v1", 5_000, 3, -160.0, "this project's", algorithm="redq"),
     "droq-pendulum": Suite("jax/Pendulum-v1", 5_000, 3, -160.0, "this project's", algorithm="droq"),
     "sr-sac-pendulum": Suite("jax/Pendulum-v1", 5_000, 3, -160.0, "this project's", algorithm="sr_sac"),
+    "bro-pendulum": Suite("jax/Pendulum-v1", 5_000, 3, -160.0, "this project's", algorithm="bro"),
     "naf-pendulum": Suite("jax/Pendulum-v1", 20_000, 3, -160.0, "this project's", algorithm="naf"),
     "qt-opt-pendulum": Suite("jax/Pendulum-v1", 20_000, 3, -160.0, "this project's", algorithm="qt_opt"),
     "sac-lunarlandercontinuous": Suite("LunarLanderContinuous-v3", 300_000, 3, 250.0, "this project's", algorithm="sac"),

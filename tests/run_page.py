@@ -20,7 +20,7 @@ TINY_OF = {
     **dict.fromkeys(("bootstrapped_dqn", "c51", "dqn", "iqn", "qrdqn", "rnd_dqn"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(("naf", "qt_opt", "rainbow"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
     **dict.fromkeys(
-        ("crossq", "ddpg", "droq", "fast_td3", "flash_sac", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
+        ("bro", "crossq", "ddpg", "droq", "fast_td3", "flash_sac", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
         "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16 --value-hidden 16 --updates-per-step 1",
     ),
 }

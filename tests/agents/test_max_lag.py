@@ -16,6 +16,7 @@ REPLAY = (
     *(
         "bc",
         "bootstrapped_dqn",
+        "bro",
         "c51",
         "cql",
         "crossq",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from polyak.agents.bootstrapped_dqn import BootstrappedDQN
+from polyak.agents.bro import BRO
 from polyak.agents.c51 import C51
 from polyak.agents.crossq import CrossQ
 from polyak.agents.dqn import DQN
@@ -51,6 +52,7 @@ AGENTS = {
     "crossq": lambda: CrossQ(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
     "naf": lambda: NAF(EnvSpec(OBS, FORCES), network=MLP((8,)), replay=UniformReplay(100)),
     "qt_opt": lambda: QTOpt(EnvSpec(OBS, FORCES), critics=Critics((8,)), replay=UniformReplay(100)),
+    "bro": lambda: BRO(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "tqc": lambda: TQC(EnvSpec(OBS, FORCES), **CONTINUOUS),
     "xqc": lambda: XQC(EnvSpec(OBS, FORCES), **CONTINUOUS | NORMALIZED),
 }

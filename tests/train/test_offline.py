@@ -126,7 +126,7 @@ def test_agents_of_box_actions_without_an_actor_learn_offline(name, pendulum):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddpg", "td3", "fast_td3", "sac", "tqc", "crossq", "xqc"])
+@pytest.mark.parametrize("name", ["ddpg", "td3", "fast_td3", "sac", "tqc", "bro", "crossq", "xqc"])
 def test_actor_critics_learn_offline(name, pendulum):
     settings = SMALL | {"actor": polyak.Actor((8,), std="fixed") if name in ("ddpg", "td3", "fast_td3") else polyak.Actor((8,))}
     if name == "xqc":

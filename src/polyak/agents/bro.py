@@ -244,7 +244,7 @@ class BRO(TargetSettings, SoftActorAgent):
         optimistic, optimistic_log = copies.optimistic_actor.train(
             loss, step, batch, enabled=log.applied[0], axis_name=axis_name
         )
-        gradient = jax.grad(self.weights_loss)(weights.params, optimistic_log.terms["kl"])
+        gradient = jax.grad(self.weights_loss)(weights.params, optimistic_log.terms["optimistic_kl"])
         before, optimizer = Variables(weights.params), self._optimism_optimizer(env_steps)
         after, state, _ = apply_gradient(
             optimizer, before, weights.optimizer_state, gradient, Aux({}), {}, optimistic_log.applied
@@ -315,7 +315,7 @@ class BRO(TargetSettings, SoftActorAgent):
         kl_weight: Float[Array, ""],
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], Aux]:
-        """J_o of a batch whose weights sum to 1, and its terms, `kl` and `q_std`, the means of KL / dim A and Q_σ.
+        """J_o of a batch whose weights sum to 1, and its terms, `optimistic_kl` and `q_std`, the means of KL / dim A and Q_σ.
 
         Args:
             params: ψ.
@@ -336,7 +336,7 @@ class BRO(TargetSettings, SoftActorAgent):
         q = self.q_values(critics, batch.obs, action, dropout_key)
         divergence, q_std = kl_of_shift(self.spec, mean_and_std, shift), self.disagreement(q)
         loss = kl_weight * divergence - self.combine_critics(q) - optimism * q_std
-        of_batch = {"kl": divergence / action_dimensions(self.spec), "q_std": q_std}
+        of_batch = {"optimistic_kl": divergence / action_dimensions(self.spec), "q_std": q_std}
         terms = {name: jax.lax.stop_gradient(weighted_sum(x, batch.weight)) for name, x in of_batch.items()}
         return weighted_sum(loss, batch.weight), Aux(terms, stats)
 

@@ -1,4 +1,4 @@
-"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC, CQL, CrossQ and XQC."""
+"""The base of agents with a stochastic actor and a weight of the entropy that is learned: SAC, TQC, BRO, CQL, CrossQ, XQC."""
 
 import abc
 import dataclasses

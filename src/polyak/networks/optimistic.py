@@ -83,7 +83,7 @@ def bounded_exp(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.exp(MIN_LOG + (MAX_LOG - MIN_LOG) / 2 * (1 + jnp.tanh(x)))
 
 
-def inverse_bounded_exp(y: Scalar) -> Float[Array, "..."]:
+def inverse_bounded_exp(y: Scalar) -> Float[Array, ""]:
     """The inverse of `bounded_exp`.
 
     >>> bounded_exp(inverse_bounded_exp(0.25)).round(5)

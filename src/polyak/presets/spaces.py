@@ -62,6 +62,15 @@ SPACES: Mapping[str, Space] = {
         "num_heads": [5, 10, 20],
         "bootstrap_probability": [0.5, 0.8, 1.0],
     },
+    # Around the numbers of Nauman et al. 2024, arXiv:2405.16158; one width for all residual blocks.
+    "bro": {
+        **{name: values for name, values in ACTOR_CRITIC.items() if name != "num_steps"},
+        "batch_size": [64, 128, 256, 512],
+        "updates_per_step": [2.0, 5.0, 10.0],
+        "num_quantiles": {"low": 5, "high": 100},
+        "kl_target": [0.01, 0.05, 0.2],
+        "network": {"hidden": [[64, 64], [128, 128], [256, 256]]},
+    },
     # Bellemare et al. 2017, figure 3.
     "c51": {**Q_LEARNING, "num_atoms": [5, 11, 21, 51, 101]},
     # It has no targets.

@@ -28,6 +28,7 @@ RND = "rnd"
 
 PARTS = (
     "spec", "network", "actor", "critics", "replay", "optimizer", "actor_obs", "critic_obs", "agent", "value", "random_network",
+    "optimistic_actor",
 )  # fmt: skip
 """Fields of agents that are objects."""
 
