@@ -6,7 +6,7 @@ from polyak.presets.preset import Preset
 ACTOR = {"residual": "post_norm", "orthogonal": True, "squash_log_std": True, "log_std": -4.0}
 PENDULUM = {
     "actor": {**ACTOR, "hidden": (64,)}, "critics": {"hidden": (64, 64), "residual": "post_norm"}, "num_quantiles": 25,
-    "reset_period": 20_000, "learning_starts": 200, "replay": {"capacity": 20_000},
+    "reset_period": 25_000, "learning_starts": 200, "replay": {"capacity": 20_000},
 }
 # fmt: on
 
