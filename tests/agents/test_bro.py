@@ -24,6 +24,7 @@ SMALL = {
     "actor": polyak.Actor((6,)), "critics": polyak.Critics((8,)), "num_quantiles": 3, "batch_size": 16, "learning_starts": 0,
     "num_steps": 4, "updates_per_step": 0.5, "replay": polyak.UniformReplay(512),
 }  # fmt: skip
+LONGER = {"num_steps": 8, "updates_per_step": 0.25, "reset_period": 5}
 ALPHA, BETA, WEIGHT, RATE = 0.2, 2.0, 0.5, 0.1
 
 
@@ -293,7 +294,7 @@ def test_settings_are_checked(settings, message):
 
 
 def test_a_reset_renews_the_optimistic_actor_and_its_weights():
-    agent = make(num_steps=8, updates_per_step=0.25, reset_period=5, optimism_learning_rate=0.1, kl_target=10.0)
+    agent = make(**LONGER, optimism_learning_rate=0.1, kl_target=10.0)
     states = [agent.init(KEY)]
     for number in range(3):
         states.append(updated(agent, [random_rollout(agent, seed=number)], states[-1])[0])
@@ -301,6 +302,20 @@ def test_a_reset_renews_the_optimistic_actor_and_its_weights():
     params = [float(state.copies.weights.params["optimism"]) for state in states]
     first, second, after = (x - params[0] for x in params[1:])
     assert 0.3 < first < 0.6 < second and after == pytest.approx(first, rel=1e-3)
+
+
+def test_rows_that_are_not_learned_from_reach_no_network():
+    agent = make(**LONGER)
+
+    def after(ignored):
+        ends = jnp.arange(9)[:, None] % 2 == jnp.ones((1, 2), jnp.int32)
+        rollout = random_rollout(agent, terminated=lambda x: ends, first=lambda x: jnp.roll(ends, 1, axis=0).at[0].set(False))
+        actions = jnp.where(ends[:-1, :, None], ignored, rollout.actions)
+        copies = updated(agent, [dataclasses.replace(rollout, actions=actions)] * 2)[0].copies
+        assert int(copies.optimistic_actor.steps) == 8
+        return copies
+
+    assert equal(after(0.9), after(jnp.nan))
 
 
 @pytest.mark.slow
