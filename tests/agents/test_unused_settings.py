@@ -46,7 +46,6 @@ def make(algorithm, **settings):
 def test_setting_without_effect_warns_once_and_used_or_default_is_silent(algorithm, name):
     value, said = UNUSED[name]
     others = {"epsilon": {"temperature": 1.0}, "kl_tolerance": {"kl_beta": None}, "clip_obs": {"normalize_obs": False}}
-    others |= {"reset_keeps": {"reset_period": None}}
     other = others.get(name, {})
     with pytest.warns(UserWarning, match=re.escape(f"{name}={value!r} has no effect with {said}")) as record:
         make(algorithm, **other, **{name: value})

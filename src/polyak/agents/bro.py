@@ -103,18 +103,18 @@ class BRO(TargetSettings, SoftActorAgent):
     KL is the divergence of N(μ + f, σ²) from N(μ, σ²), before the standard deviation is scaled by c. Where it is larger than K,
     optimism β falls and the weight λ grows. Both are exp(-10 + 8.75 (1 + tanh x)) of parameters x, which have an Adam of their
     own. A gradient step trains the critics, and the target critics follow; every `policy_delay`-th step then trains the actor
-    against the new critics, and α with the new actor; last are the optimistic actor, against the new critics and near the new
-    actor, then β and λ by the divergence of its loss. `policy` is the actor, which is also the policy of y. A reset
-    (`reset_period`) renews the optimistic actor, β and λ too.
+    against the new critics, and α with the new actor; and each step ends with the optimistic actor, against the new critics and
+    near the new actor, and with β and λ, by the divergence in its loss. `policy` is the actor, which is also the policy of y.
+    A reset (`reset_period`) renews the optimistic actor, β and λ too.
 
-    The defaults are the authors', for ten gradient steps a step of the environment; their faster variant takes 2, and resets
-    the networks once, after 15,000 steps.
+    The defaults are the authors', for ten gradient steps a step of the environment, but for resets, which presets have:
+    `reset_period=2_500_000`, 250,000 steps of the environment. Their faster variant takes 2 gradient steps a step.
 
-    Differences from the authors' code: the first resets come after 250,000 steps of the environment, where theirs come after
-    15,000 and 50,000 too; the last layer of the actor starts with gain 0.01 instead of √2, its log σ at -4 in every state, and
-    critics start as PyTorch's instead of orthogonal; the last layer of f has a bias; layer normalization is as in `Critics`;
-    Adam's β₁ is 0.9 for α, where they have 0.5, and log α has the weight decay of the networks; and J(α) draws actions of the
-    new actor, where theirs has the actions of J_π.
+    Differences from the authors' code: they also reset after 15,000 and 50,000 steps of the environment, the faster variant
+    after 15,000 alone, where here the periods are equal; the last layer of the actor starts with gain 0.01 instead of √2, its
+    log σ at -4 in every state, and critics start as PyTorch's instead of orthogonal; the last layer of f has a bias; Adam's β₁
+    is 0.9 for α, where they have 0.5, and log α has the weight decay of the networks; and J(α) draws actions of the new actor,
+    where theirs has the actions of J_π.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor((256,),
@@ -156,7 +156,6 @@ class BRO(TargetSettings, SoftActorAgent):
     updates_per_step: float = 10.0
     batch_size: int = 128
     learning_starts: int = 2_500
-    reset_period: int | None = 2_500_000
     alpha_loss: Literal["log_alpha", "alpha"] = "alpha"
     optimistic_actor: Network | None = static(default=None)
     num_quantiles: int = integer(default=100)
