@@ -20,10 +20,11 @@ TINY_OF = {
     **dict.fromkeys(("bootstrapped_dqn", "c51", "dqn", "iqn", "qrdqn", "rnd_dqn"), "--learning-starts 32 --batch-size 16"),
     **dict.fromkeys(("naf", "qt_opt", "rainbow"), "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16"),
     **dict.fromkeys(
-        ("bro", "crossq", "ddpg", "droq", "fast_td3", "flash_sac", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
+        ("crossq", "ddpg", "droq", "fast_td3", "flash_sac", "redq", "sac", "simbav2", "td3", "tqc", "xqc"),
         "--learning-starts 32 --batch-size 16 --capacity 256 --hidden 16 --value-hidden 16 --updates-per-step 1",
     ),
 }
+TINY_OF["bro"] = f"{TINY_OF['tqc']} --reset-period 48"  # a warning says if no network was reset
 OFFLINE = "--gradient-steps 40 --batch-size 16 --hidden 16"
 AT_MOST = {"env_steps": 320, "gradient_steps": 40, "num_envs": 16, "episodes": 3}
 SHORTER = {"train": TINY, "resume": "--eval-episodes 2", "evaluate": "--episodes 2"}
