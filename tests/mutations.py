@@ -58,6 +58,26 @@ class Mutation:
 MUTATIONS = (
     # agents
     Mutation(
+        "agents/bro.py",
+        "quantiles = jnp.mean(self.q_values(target, batch.next_obs, draw.action, dropout_key), axis=1)",
+        "quantiles = jnp.min(self.q_values(target, batch.next_obs, draw.action, dropout_key), axis=1)",
+        ("agents/test_bro.py::test_a_gradient_step_of_the_critics_is_that_of_a_slow_version",),
+    ),
+    Mutation("agents/bro.py", "- optimism * q_std", "+ optimism * q_std", ("agents/test_bro.py",)),
+    Mutation(
+        "agents/bro.py",
+        'values["optimism"] - values["kl_weight"])',
+        'values["kl_weight"] - values["optimism"])',
+        ("agents/test_bro.py",),
+    ),
+    Mutation("agents/bro.py", "actor=soft.actor.online,", "actor=copies.actor.online,", ("agents/test_bro.py",)),
+    Mutation(
+        "agents/bro.py",
+        "join_actors(copies.actor.online, copies.optimistic_actor.online, self.std_scale)",
+        "join_actors(copies.actor.online, copies.optimistic_actor.online, 1.0)",
+        ("agents/test_bro.py::test_it_collects_with_the_optimistic_actor_and_is_greedy_with_the_other",),
+    ),
+    Mutation(
         "agents/dqn.py",
         "q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q",
         "q = next_q if self.double else self._values(online, batch.next_obs, fold(key, 2))[0]",
