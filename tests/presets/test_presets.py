@@ -289,6 +289,13 @@ def test_sr_sac_is_sac_with_many_gradient_steps_and_resets_in_every_environment(
         assert (found.env_steps - agent.learning_starts) * updates // agent.reset_period == resets
 
 
+def test_bro_has_ten_gradient_steps_residual_blocks_and_resets_in_every_environment():
+    for env_id, period in (("Hopper-v5", 2_500_000), ("Pendulum-v1", 25_000)):
+        agent = polyak.BRO(EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0])), **preset("bro", env_id).settings(1_000))
+        assert (agent.reset_period, agent.updates_per_step, agent.batch_size) == (period, 10.0, 128)
+        assert agent.actor.residual == agent.critics.residual == "post_norm" and agent.actor.orthogonal
+
+
 def test_simbav2_is_xqc_with_networks_on_hyperspheres_in_every_environment():
     for env_id in ("Pendulum-v1", "Hopper-v5", "Nowhere-v0"):
         settings = preset("simbav2", env_id).settings(1_000)
