@@ -22,7 +22,7 @@ class OptimisticActor:
     Attributes:
         actor: the network of μ and σ, which returns `(action_params, value)`.
         shift: the network of f, which returns `(action_params, value)` with f as `loc`; its observation is a Tuple of the
-            actor's observation and μ.
+            actor's observation and μ, which takes the place of the noise in `polyak.networks.flow`.
         spec: the spaces as the actor sees them; actions are Boxes, or trees of them.
     """
 
