@@ -17,11 +17,19 @@ CARTPOLE = {
     "learning_rate": LinearOverTraining(1e-3), "clip_range": LinearOverTraining(0.2), "normalize_reward": "return",
 }
 
-PENDULUM = {"num_steps": 1024, "num_epochs": 10, "num_minibatches": 64, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": 1e-3}
+# With a constant learning rate one seed in ten ended at -337.
+PENDULUM = {
+    "num_steps": 1024, "num_epochs": 10, "num_minibatches": 64, "gamma": 0.9, "gae_lambda": 0.95,
+    "learning_rate": LinearOverTraining(1e-3),
+}
 
 ACROBOT = {"num_steps": 256, "num_epochs": 4, "num_minibatches": 64, "gae_lambda": 0.94, **NORMALIZED}
 
-MOUNTAIN_CAR = {"num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "gae_lambda": 0.98, **NORMALIZED}
+# With the Zoo's constant 3e-4 ten seeds ended at -114 on average.
+MOUNTAIN_CAR = {
+    "num_steps": 16, "num_epochs": 4, "num_minibatches": 4, "gae_lambda": 0.98, "learning_rate": LinearOverTraining(1e-3),
+    **NORMALIZED,
+}
 
 LUNAR_LANDER = {
     "num_steps": 1024, "num_epochs": 4, "num_minibatches": 256, "gamma": 0.999, "gae_lambda": 0.98, "ent_coef": 0.01,
@@ -82,9 +90,9 @@ ATARI = {
 
 PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(100_000, 8, CARTPOLE, f"{ZOO}, with rewards normalized"),
-    "Pendulum-v1": Preset(300_000, 4, PENDULUM, f"{ZOO}, without gSDE"),
+    "Pendulum-v1": Preset(300_000, 4, PENDULUM, f"{ZOO}, without gSDE, with a decreasing learning rate"),
     "Acrobot-v1": Preset(1_000_000, 16, ACROBOT, ZOO),
-    "MountainCar-v0": Preset(1_000_000, 16, MOUNTAIN_CAR, ZOO),
+    "MountainCar-v0": Preset(1_000_000, 16, MOUNTAIN_CAR, f"{ZOO}, with a decreasing learning rate"),
     "LunarLander-v3": Preset(1_000_000, 16, LUNAR_LANDER, ZOO),
     "LunarLanderContinuous-v3": Preset(1_000_000, 16, LUNAR_LANDER_CONTINUOUS, f"{ZOO}, with 10 epochs"),
     "BipedalWalker-v3": Preset(5_000_000, 32, BIPEDAL_WALKER, ZOO),
