@@ -9,7 +9,7 @@ import sys
 import d3rlpy
 import numpy as np
 import torch
-from d3rlpy.algos import DiscreteCQLConfig, IQLConfig, TD3PlusBCConfig
+from d3rlpy.algos import BCConfig, DiscreteCQLConfig, IQLConfig, TD3PlusBCConfig
 from d3rlpy.models import VectorEncoderFactory
 from d3rlpy.torch_utility import TorchMiniBatch
 
@@ -138,9 +138,20 @@ def discrete_cql(rng):
     return out | {"loss": {"critic": loss.item()}, "settings": {"alpha": config.alpha}}
 
 
+def bc(rng):
+    batch = make_batch(rng, np.tanh(rng.normal(size=(ROWS, ACTIONS))))
+    impl, there = create(BCConfig(encoder_factory=ENCODER), ACTIONS), to_torch(batch)
+    policy = impl.modules.imitator
+    shake(policy.parameters(), 30)
+    out = {"batch": batch, "actor": mlp(policy._encoder, policy._fc)}
+    loss = impl.compute_loss(there.observations, there.actions).loss
+    loss.backward()
+    return out | {"loss": {"actor": loss.item()}, "gradient": {"actor": mlp(policy._encoder, policy._fc, "grad")}}
+
+
 def main(path):
     rng = np.random.default_rng(0)
-    cases = {"iql": iql(rng), "td3_bc": td3_bc(rng), "discrete_cql": discrete_cql(rng)}
+    cases = {"iql": iql(rng), "td3_bc": td3_bc(rng), "discrete_cql": discrete_cql(rng), "bc": bc(rng)}
     arrays = {name.lstrip("/"): x for name, x in flatten({**cases, "version": d3rlpy.__version__, "gamma": GAMMA}, "").items()}
     np.savez_compressed(path, **arrays)
     print(f"{path}: {len(arrays)} arrays of d3rlpy {d3rlpy.__version__}")

@@ -1,7 +1,8 @@
-"""IQL, TD3+BC and discrete CQL against d3rlpy 2.8: losses and gradients on the same batch and weights.
+"""BC, IQL, TD3+BC and discrete CQL against d3rlpy 2.8: losses and gradients on the same batch and weights.
 
 `reference/d3rlpy.npz` is from `benchmarks/d3rlpy_reference.py`. Allowances: d3rlpy's log σ of IQL is a sigmoid of a parameter,
-so the gradient there is divided by its slope; target actions of TD3+BC have no noise; gradients are within 1e-5 of the largest
+so the gradient there is divided by its slope; target actions of TD3+BC have no noise; d3rlpy's BC is the mean of squared errors,
+2 / dim A times the likelihood's loss with a standard deviation of 1, but for a constant; gradients are within 1e-5 of the largest
 number of each array, as both sum in float32.
 """
 
@@ -93,6 +94,18 @@ def check(loss, params, wanted_loss, wanted_gradient):
         largest = max(1.0, float(np.abs(np.asarray(y)).max()))
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * largest, err_msg=jax.tree_util.keystr(path))
         assert np.abs(np.asarray(y)).max() > 1e-4
+
+
+def test_bc_with_a_fixed_standard_deviation_minimizes_the_squared_errors_of_d3rlpy():
+    agent = polyak.BC(BOX, polyak.Actor((6,), std="fixed", squash_mean=True), replay=REPLAY)
+    online, batch, dims = with_params(agent.init(KEY).copies.online, actor("bc/actor")), batch_of("bc"), 2
+    constant = dims * 0.5 * np.log(2 * np.pi)
+
+    def squared_error(params):
+        loss, aux = agent.loss(params, batch, online=online)
+        return 2 / dims * (loss - constant), aux
+
+    check(squared_error, online.params, scalar("bc/loss/actor"), actor("bc/gradient/actor"))
 
 
 @pytest.fixture(scope="module")
