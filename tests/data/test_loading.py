@@ -52,6 +52,15 @@ def test_next_observations_are_the_final_ones_and_show_where_episodes_were_cut()
     assert [e.obs[-1].tolist() for e in data.episodes] == [obs[3].tolist(), [7.0, 7.0], [9.0, 9.0]]
 
 
+def test_goals_that_terminal_steps_achieved_must_be_in_the_data():
+    """Without final observations, hindsight would reward a terminal step for the goal of the step before."""
+    entries = {name: arrays()["observations"] for name in ("observation", "achieved_goal", "desired_goal")}
+    with pytest.warns(UserWarning, match="the goals that terminal steps achieved are unknown, which a HindsightReplay needs"):
+        load(arrays(observations=entries))
+    load(arrays(observations=entries, next_observations=entries))
+    load(arrays(observations=entries, terminals=np.zeros(N)))
+
+
 TERMINALS, TIMEOUTS = np.arange(N) == 1, np.arange(N) == 3
 
 

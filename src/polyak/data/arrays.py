@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.goals import has_goals
 from polyak.core.space_check import describe
 from polyak.core.spaces import EnvSpec, Space, map_space
 from polyak.core.types import PyTree
+from polyak.core.warn import warn
 from polyak.data.content import check_no_masks, infer_spec, new_data_set, read_action, read_log_prob, read_obs, read_reward
 from polyak.data.data_set import DataSet
 
@@ -59,6 +61,9 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
     else:
         # The value after a terminal state is 0, whatever the observation: any is right. Else the last row has the final one.
         keep = ~ends | terminated
+        if has_goals(used) and (ends & terminated).any():
+            unknown = "the goals that terminal steps achieved are unknown, which a HindsightReplay needs"
+            warn(f"{owner}: {unknown}; add {NEXT} or {FINAL}")
         is_alone = ~keep & np.insert(ends[:-1], 0, True)
         rows = np.repeat(np.arange(count), 1 + (ends & terminated) - is_alone)
         obs = jax.tree.map(lambda x: x[rows], obs)
