@@ -40,6 +40,11 @@ class BC(OffPolicyAgent):
     `envs.make(..., action_scaling="rescale")`; the greedy policy acts by their mean. Rewards, and `gamma` and `n_step`, are not
     used.
 
+    With the network `Actor(std="fixed", squash_mean=True)` the loss is half the squared error of means in the bounds of Boxes,
+    plus a constant, and actions of `collect_policy` have a standard deviation of 1, whatever the data's:
+
+        L(θ) = E[ ½ |μ_θ(s) - a|² ]
+
     With `flow_steps` = K the policy is a flow, for Box actions with finite bounds whose distribution is multimodal, so that a
     mean lies between the modes. A velocity v is matched to the straight ways from noise to the actions:
 
