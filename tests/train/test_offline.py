@@ -42,6 +42,19 @@ def offline(agent, data, steps, settings, **options):
     return polyak.train.offline(agent, data, gradient_steps=steps, settings=settings, progress=False, **options)
 
 
+@pytest.mark.slow
+def test_behavioral_cloning_with_hindsight_reaches_goals():
+    """Random actions are right for the goals that they achieved, and for no others."""
+    env = polyak.envs.make("jax/BitFlipping-v0", num_envs=16, env_kwargs={"bits": 5})
+    data = polyak.data.collect(polyak.policies.Uniform(env.spec), env, 3_000)
+    success = {}
+    for ratio in (1.0, 0.0):
+        settings = {"replay": polyak.HindsightReplay(1_000, ratio=ratio), "network": polyak.MLP((64,)), "batch_size": 64}
+        settings |= {"learning_rate": 3e-3}
+        success[ratio] = offline("bc", data, 500, settings, env=env, eval_episodes=100).evaluation.success_rate
+    assert success[1.0] > 0.95 and success[0.0] < 0.5
+
+
 def test_a_gradient_step_is_that_of_the_agent_on_a_batch_of_the_data(cartpole):
     """Against the agent's own loss on the batch that the keys decide."""
     agent = dataclasses.replace(polyak.DQN(cartpole.spec, **SMALL_DQN), replay=polyak.UniformReplay(1_000))
