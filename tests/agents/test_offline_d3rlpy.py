@@ -1,8 +1,8 @@
 """BC, IQL, TD3+BC and discrete CQL against d3rlpy 2.8: losses and gradients on the same batch and weights.
 
 `reference/d3rlpy.npz` is from `benchmarks/d3rlpy_reference.py`. Allowances: d3rlpy's log σ of IQL is a sigmoid of a parameter,
-so the gradient there is divided by its slope; target actions of TD3+BC have no noise; d3rlpy's BC is the mean of squared errors,
-2 / dim A times the likelihood's loss with a standard deviation of 1, but for a constant; gradients are within 1e-5 of the largest
+so the gradient there is divided by its slope; target actions of TD3+BC have no noise; the mean of squared errors of d3rlpy's BC
+is 2 / dim A times the loss here with a standard deviation of 1, but for a constant; gradients are within 1e-5 of the largest
 number of each array, as both sum in float32.
 """
 
