@@ -144,6 +144,12 @@ def test_the_spec_of_one_number_has_nothing_below_the_diagonal():
     assert quadratic_spec(TREE).action.spaces[1].shape == (3,)
 
 
+def test_rescaled_actions_may_have_several_numbers():
+    agent = make(EnvSpec(SPEC.obs, Box([-2.0, 0.0], [2.0, 9.0]), action_scaling="rescale"))
+    best, _ = agent.policy(agent.init(KEY)).predict(np.zeros(3, np.float32))
+    assert best.shape == (2,) and 0 < best[1] < 9
+
+
 @pytest.mark.slow
 def test_it_learns_the_best_action_and_its_value():
     env = AutoReset(Aim(), 8)

@@ -23,7 +23,8 @@ def quadratic_spec(spec: EnvSpec) -> EnvSpec:
     """The spec of the network: the action, and a Box for the numbers of L below the diagonal, if there are any."""
     size = sum(int(np.prod(leaf.shape)) for _, leaf in leaf_spaces(spec.action))
     below = size * (size - 1) // 2
-    return dataclasses.replace(spec, action=Tuple((spec.action, *([Box(-np.inf, np.inf, (below,))] if below else []))))
+    action = Tuple((spec.action, *([Box(-np.inf, np.inf, (below,))] if below else [])))
+    return dataclasses.replace(spec, action=action, action_scaling="clip")  # Numbers without bounds are not rescaled.
 
 
 def check_value(network: Network, variables: Variables, spec: EnvSpec) -> None:
