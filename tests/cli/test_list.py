@@ -4,10 +4,13 @@ from polyak.presets import PRESETS
 def test_algorithms_presets_and_environments_are_listed(command):
     code, out, err = command("list")
     assert (code, err) == (0, "")
-    assert "ppo     PPO for" in out and "rainbow Rainbow: C51 with" in out
+    entries = dict(line.split(maxsplit=1) for line in out.partition("\n\n")[0].splitlines()[1:] if line[2] != " ")
+    assert entries["ppo"].startswith("PPO for") and entries["rainbow"].startswith("Rainbow: C51 with")
+    assert entries["fast_td3"].startswith("FastTD3") and entries["flash_sac"].startswith("FlashSAC")
+    assert len({line.index(entries[line.split()[0]]) for line in out.splitlines()[1 : len(entries)] if line[2] != " "}) == 1
     for _, env_id in PRESETS:
         assert f" {env_id} " in out
-    assert "a3c     A3C: A2C whose workers send gradients" in out and "td3     TD3 for Box actions.\n" in out
+    assert entries["a3c"] == "A3C: A2C whose workers send gradients" and entries["td3"] == "TD3 for Box actions."
     assert "HalfCheetah-v2" not in out and "GymV21Environment-v0" not in out
     for name in ("jax/CartPole-v1", "CartPole-v1", "HalfCheetah-v5", "LunarLander-v3", "ALE/Breakout-v5"):
         assert f" {name}" in out

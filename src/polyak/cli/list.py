@@ -21,12 +21,13 @@ def list_names(arguments: list[str]) -> int:
         if arguments[0] not in ("-h", "--help"):
             return fail(f"polyak list takes no arguments, got {' '.join(arguments)}")
         return print_usage("polyak list\n\nAlgorithms, presets and environments.", arguments)
+    width = max(map(len, AGENTS))
     print("algorithms")
     for name, agent in AGENTS.items():
-        _print(f"{name:7} {DEFAULTS[name].source if name in DEFAULTS else agent_summary(agent)}")
+        _print(f"{name:{width}} {DEFAULTS[name].source if name in DEFAULTS else agent_summary(agent)}")
     print("\npresets (algorithm, environment, env_steps, source)")
     for (algorithm, env_id), preset in PRESETS.items():
-        _print(f"{algorithm:7} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
+        _print(f"{algorithm:{width}} {env_id:28} {preset.env_steps:>10,}  {preset.source}")
     print("\nenvironments")
     for source, names in envs.names().items():
         # Each source has the name of its extra.

@@ -24,7 +24,7 @@ PENDULUM = {
 SOURCE = "the authors' code, github.com/Holiday-Robot/FlashSAC"
 # fmt: on
 
-DEFAULT = Preset(50_000_896, 1024, MANY_ENVS, f"MuJoCo Playground in {SOURCE}")
+DEFAULT = Preset(50_000_896, 1024, MANY_ENVS, "FlashSAC: XQC with inverted residual blocks, for 1,024 environments")
 MUJOCO = Preset(1_000_000, 1, {**FLASH_SAC, "batch_size": 512, "updates_per_step": 1.0}, SOURCE)
 
 PRESETS: dict[str, Preset] = {
