@@ -134,6 +134,16 @@ def test_settings_are_checked_and_those_without_effect_warned_of(network):
     network((), norm="layer", norm_before="linear")
 
 
+@pytest.mark.parametrize("network", [polyak.MLP, polyak.NatureCNN, polyak.GRU])
+def test_normalization_without_layers_is_warned_of(network):
+    with pytest.warns(UserWarning, match=rf"{network.__name__}: norm='layer' has no effect with hidden=\(\), only with layers"):
+        network(hidden=(), norm="layer")
+
+
+def test_normalization_of_the_critic_alone_has_an_effect():
+    polyak.MLP((), norm="layer", head=polyak.PolicyAndValue(value_hidden=(4,)))
+
+
 def test_an_agent_that_keeps_its_actor_in_evaluation_mode_warns():
     network = polyak.ActorAndCritic(actor=polyak.Actor((8,), norm="batch_renorm"), critic=polyak.MLP((8,)))
     with pytest.warns(UserWarning, match=r"PPO: the network is always in evaluation mode, .*Actor\(.*norm='batch_renorm'"):

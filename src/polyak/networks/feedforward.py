@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.struct import check_settings, choice, setting, static, struct
 from polyak.core.types import Network, PyTree, Variables
+from polyak.core.warn import warn
 from polyak.networks.adapters import FlaxNNX, check_network
 from polyak.networks.heads import (
     ActionValueSettings,
@@ -88,6 +89,8 @@ class BuiltInNetwork(abc.ABC):
         set_widths(self, "hidden")
         check_settings(self)
         self._check_together()
+        if self.norm is not None and not (self.hidden or (self.critic and self.critic.hidden)):
+            warn(f"{type(self).__name__}: norm={self.norm!r} has no effect with hidden=(), only with layers to normalize")
 
     @abc.abstractmethod
     def _check_together(self) -> None:
