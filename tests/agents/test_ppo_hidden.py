@@ -101,7 +101,7 @@ class Halves(nnx.Module):
     [
         (3, jnp.bfloat16, "network: action_params must be float32 .*, got bfloat16"),
         (4, jnp.float32, r"network: its action_params do not fit Discrete\(n=3.*must end in shape \(3,\)"),
-        (None, jnp.float32, r"network: actions for 97 observations must have the shapes \(97,\), its action_params give \(\)"),
+        (None, jnp.float32, r"network: actions for 97 observations must have the shapes \(97,\), action_params give \(\)"),
     ],
 )
 def test_network_with_wrong_outputs_is_rejected_at_init(outputs, dtype, said):

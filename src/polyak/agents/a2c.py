@@ -42,7 +42,7 @@ class A2C(PolicyGradientAgent):
     sde_sample_freq: int | None = integer(default=None, optional=True)
 
     def __post_init__(self) -> None:
-        self._set_network(sde=self.sde_sample_freq is not None)
+        self._set_network(std="free" if self.sde_sample_freq is None else "sde")
         check_settings(self)
         self._check_together()
         check_sde(self, self._network)

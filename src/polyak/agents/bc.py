@@ -12,10 +12,11 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec, check_env_spec
 from polyak.core.struct import check_settings, integer, static, struct
 from polyak.core.types import Network, PyTree, Variables
-from polyak.learning.actor_critic_updates import check_actor, check_blocks
+from polyak.learning.actor_critic_updates import check_actor
 from polyak.learning.flow_matching import flow_error
 from polyak.learning.recurrent_replay import carry_of_one, check_sequences, unroll_sequences
 from polyak.networks.action_units import to_unit
+from polyak.networks.actor_critic import check_blocks
 from polyak.networks.feedforward import MLP, complete
 from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, noise_spec
 from polyak.networks.heads import PolicyOnly

@@ -115,15 +115,14 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
             metrics["train/learning_rate"] = value_at(self.learning_rate, before.env_steps)
         return metrics
 
-    def _set_network(self, *, sde: bool = False) -> None:
+    def _set_network(self, *, std: Literal["free", "sde"] = "free") -> None:
         """Complete the network, after the views that it sees; called first by `__post_init__`.
 
         Args:
-            sde: a built-in network without a head gets a head with `std="sde"`.
+            std: `std` of the head that a built-in network without a head gets.
         """
         self._set_views()
-        owner = type(self).__name__
-        network = network_or_default(owner, self.network, self.spec, sde=sde, views=self.views)
+        network = network_or_default(type(self).__name__, self.network, self.spec, std=std, views=self.views)
         object.__setattr__(self, "network", network)
 
     def _check_together(self) -> None:

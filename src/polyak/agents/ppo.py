@@ -123,7 +123,7 @@ class PPO(OnPolicyAgent):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        self._set_network(sde=self.sde_sample_freq is not None)
+        self._set_network(std="free" if self.sde_sample_freq is None else "sde")
         check_settings(self)
         self._check_together()
         check_sde(self, self._network)

@@ -13,10 +13,10 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
 from polyak.networks.actor import Actor
+from polyak.networks.actor_critic import check_blocks
 from polyak.networks.adapters import check_network
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import BuiltInNetwork, policy_settings
-from polyak.networks.normalization import HiddenLayers
 from polyak.networks.recurrent import Recurrent
 from polyak.networks.recurrent_critics import RecurrentCritics
 from polyak.ops.distributions import for_space
@@ -53,19 +53,6 @@ def check_unit_actions(
 def action_dimensions(spec: EnvSpec) -> int:
     """Number of dimensions of an action, dim A."""
     return sum(int(np.prod(leaf.shape)) for _, leaf in leaf_spaces(spec.action))
-
-
-def check_blocks(owner: str, name: str, network: Any) -> None:
-    """Check that the network of an agent whose weight vectors keep no norm has no `"hypersphere"` blocks.
-
-    Raises:
-        ValueError: it has them.
-    """
-    if isinstance(network, HiddenLayers) and network.residual == "hypersphere":
-        raise ValueError(
-            f"{owner}: {name} with residual='hypersphere' needs weight_norm=True of SAC, TQC, CrossQ, CQL or XQC, got "
-            f"{network!r}"
-        )
 
 
 def feedforward_or_default(owner: str, name: str, network: Any, default: Network, *, has_unit_weights: bool = False) -> Network:

@@ -5,7 +5,7 @@ Such a network returns `(action_params, value)`: the parameters of a distributio
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,30 +13,30 @@ import jax.numpy as jnp
 from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, leaf_spaces, zeros
 from polyak.core.types import Network, RecurrentNetwork, Variables
 from polyak.networks.feedforward import BuiltInNetwork, complete, policy_settings
-from polyak.networks.heads import PolicyAndValue, PolicyOnly, ValueOnly
+from polyak.networks.heads import PolicyAndValue, PolicyOnly, Std, ValueOnly
 from polyak.networks.pair import ActorAndCritic, RecurrentActorAndCritic
 from polyak.networks.policy_head import check_means
 from polyak.ops.distributions import for_space
 
 
 def network_or_default(
-    owner: str, network: Any, spec: EnvSpec, *, sde: bool, views: Mapping[str, tuple[str, ...] | None]
+    owner: str, network: Any, spec: EnvSpec, *, std: Std, views: Mapping[str, tuple[str, ...] | None]
 ) -> Network:
     """The network of an actor-critic agent, an `ActorAndCritic` where a half of it sees only a part; see `complete`.
 
     Args:
-        sde: a built-in network without a head gets a head with `std="sde"`.
+        std: `std` of the head that a built-in network without a head gets.
         views: the entries of the observation that `"actor"` and `"critic"` see; None: all.
 
     Raises:
         TypeError: the value is no network.
         ValueError: the network has the head of another agent, cannot be split, or its blocks need unit weights.
     """
-    std: Literal["sde", "free"] = "sde" if sde else "free"
     has_views = any(entries is not None for entries in views.values())
+    if network is None and has_views:
+        network = ActorAndCritic()
     if not isinstance(network, ActorAndCritic):
-        if network is not None or not has_views:
-            network = complete(owner, network, spec, PolicyAndValue(std=std))
+        network = complete(owner, network, spec, PolicyAndValue(std=std))
         if not has_views:
             return network
         network = _split(owner, network)
@@ -44,18 +44,25 @@ def network_or_default(
         raise ValueError(f"{owner}: actor_obs and critic_obs are set in the agent, not in the network, got {network!r}")
     of_actor, of_critic = (spec.select_entries(entries) for entries in (views["actor"], views["critic"]))
     actor = complete(owner, network.actor, of_actor, PolicyOnly(std=std))
-    if getattr(actor, "residual", None) == "hypersphere":
-        raise ValueError(f"{owner}: actor with residual='hypersphere' needs weight_norm=True of SAC or XQC, got {actor!r}")
+    check_blocks(owner, "actor", actor)
     critic = complete(owner, network.critic, of_critic, ValueOnly())
     is_recurrent = isinstance(actor, RecurrentNetwork) or isinstance(critic, RecurrentNetwork)
     pair = RecurrentActorAndCritic if is_recurrent else ActorAndCritic
     return pair(actor, critic, actor_obs=views["actor"], critic_obs=views["critic"])
 
 
-def _split(owner: str, network: Network | None) -> ActorAndCritic:
-    """The halves of a built-in network; None for the default network."""
-    if network is None:
-        return ActorAndCritic()
+def check_blocks(owner: str, name: str, network: Any) -> None:
+    """Check that the network of an agent whose weight vectors keep no norm has no `"hypersphere"` blocks.
+
+    Raises:
+        ValueError: it has them.
+    """
+    if getattr(network, "residual", None) == "hypersphere":
+        raise ValueError(f"{owner}: {name} with residual='hypersphere' needs weight_norm=True of SAC or XQC, got {network!r}")
+
+
+def _split(owner: str, network: Network) -> ActorAndCritic:
+    """The halves of a built-in network."""
     if not isinstance(network, BuiltInNetwork):
         raise ValueError(
             f"{owner}: network must be built-in, or an ActorAndCritic, for an actor and a critic that see different entries, "
@@ -109,6 +116,4 @@ def check_actor_critic(network: Network, variables: Variables, spec: EnvSpec) ->
         raise ValueError(f"network: its action_params do not fit {spec.action}: {error}") from error
     got, wanted = (jax.tree.map(jnp.shape, tree) for tree in (mode, zeros(spec.action, (rows,))))
     if got != wanted:
-        raise ValueError(
-            f"network: actions for {rows} observations must have the shapes {wanted}, its action_params give {got}"
-        )
+        raise ValueError(f"network: actions for {rows} observations must have the shapes {wanted}, action_params give {got}")
