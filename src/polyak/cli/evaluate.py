@@ -122,7 +122,7 @@ def _load(directory: Path, flags: EvaluateFlags) -> _Task:
         config = with_agent(run, user_run.config, flags.user, envs[0].spec)
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
         policy, env_steps = restore_policy(checkpoints, config.agent)
-        policies = {f"{config.algorithm} at {env_steps:,} env_steps": policy}
+        policies = {f"{config.algorithm} at {env_steps:,} {config.unit}": policy}
         if flags.policy is not None:
             policies[flags.policy] = _python_policy(flags.policy, config)
             envs.append(user_run.make_env(envs[0].num_envs))
@@ -141,7 +141,7 @@ def _evaluate(task: _Task, flags: EvaluateFlags) -> int:
         return 0
     (evaluation,) = evaluations.values()
     print(
-        f"{config.algorithm} {config.env} at {task.env_steps:,} env_steps: greedy return {format_return(evaluation)} "
+        f"{config.algorithm} {config.env} at {task.env_steps:,} {config.unit}: greedy return {format_return(evaluation)} "
         f"(mean length {format_number(evaluation.mean_length)})"
     )
     return 0
@@ -184,7 +184,7 @@ def _evaluate_all(parent: Path, directories: Sequence[Path], flags: EvaluateFlag
 
 
 def _name(task: _Task, parent: Path) -> str:
-    return f"{task.directory.relative_to(parent)}: {task.config.algorithm} at {task.env_steps:,} env_steps"
+    return f"{task.directory.relative_to(parent)}: {task.config.algorithm} at {task.env_steps:,} {task.config.unit}"
 
 
 def _play(task: _Task, flags: EvaluateFlags) -> dict[str, Evaluation]:

@@ -74,5 +74,5 @@ def evaluate_on_data(arguments: list[str]) -> int:
         return fail(error)
     except FloatingPointError as error:
         return fail(error, 1)
-    print(f"{config.algorithm} {config.env} at {env_steps:,} env_steps: discounted return by {estimate}")
+    print(f"{config.algorithm} {config.env} at {env_steps:,} {config.unit}: discounted return by {estimate}")
     return 0
