@@ -38,6 +38,10 @@ def test_a_run_is_trained_on_data_evaluated_and_continued(tmp_path, data, capsys
     assert json.loads((run / "summary.json").read_text())["env_steps"] == 20
     assert main(f"resume {run} --eval-episodes 0".split()) == 0
     assert "finished at 20 gradient steps" in capsys.readouterr().out
+    assert main(f"evaluate {run} --episodes 1 --no-compilation-cache".split()) == 0
+    assert " at 20 gradient steps: greedy return" in capsys.readouterr().out
+    assert main(f"resume {run} --gradient-steps 30".split()) == 2
+    assert "--gradient-steps of a run is --env-steps in polyak resume" in capsys.readouterr().err
     for flag in (
         "--workers 2",
         "--learners 2",
@@ -94,7 +98,8 @@ def test_wrong_values_are_one_error_and_write_nothing(flag, value, data, tmp_pat
         ("dqn --env mine:Env", "--env must be left out with --data"),
         ("dqn CartPole-v1 Pendulum-v1", "takes one ENV; got CartPole-v1 Pendulum-v1"),
         ("dqn jax/Pendulum-v1", "is of another environment"),
-        ("dqn --num-envs 4", "num-envs"),
+        ("dqn --num-envs 4", "--num-envs needs --env-steps N, to collect beside --data"),
+        ("dqn --seeds 2", "--seeds needs --env-steps N, to collect beside --data; on data alone one process trains one seed"),
         ("dqn --env-steps 60", "--env-steps needs an environment; without it, --gradient-steps trains on the data alone"),
         ("dqn jax/CartPole-v1 --env_steps 60 --gradient-steps 5", "--env-steps collects steps beside --data, --gradient-steps"),
         ("ppo jax/CartPole-v1 --env-steps 60", "PPO has no replay to learn from data"),

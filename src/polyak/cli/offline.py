@@ -9,7 +9,7 @@ import tyro
 
 from polyak.agents import AGENTS, agent_class
 from polyak.cli.agent_flags import agent_flags, explicit_settings
-from polyak.cli.flags import UsageError, default_hint, fail, parse, print_note
+from polyak.cli.flags import TrainFlags, UsageError, default_hint, fail, field_names, parse, print_note, unknown_flags
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.core.suggestions import unknown_name
 from polyak.presets import preset
@@ -87,6 +87,9 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
         ("network", network, dataclasses.field(default_factory=network)),
     ]
     kind = dataclasses.make_dataclass("Flags", groups)
+    for flag in unknown_flags(kind, rest):
+        if flag.removeprefix("--").replace("-", "_") in field_names(TrainFlags):
+            raise UsageError(f"{flag} needs --env-steps N, to collect beside --data; on data alone one process trains one seed")
     where = "" if env_id is None else f" and evaluate in {env_id}"
     named = ", or the preset for the environment that the data name" if env_id is None else ""
     description = f"Train {algorithm} on a data set{where}. Defaults: {defaults.source}{named}."

@@ -51,7 +51,10 @@ class ResumeFlags:
     user: UserGroupOfRun
 
     env_steps: Annotated[int | None, default_hint("the run's", "INT")] = None
-    """total number of environment steps, including the steps already done; saved in the run's config.json"""
+    (
+        "total number of environment steps, or of gradient steps of a run on data alone, including the steps already done; "
+        "saved in the run's config.json"
+    )
     eval_episodes: Annotated[int | None, default_hint("the run's", "INT")] = None
     """number of episodes of the evaluation after training; 0 skips the evaluation"""
     force: bool = False
@@ -98,6 +101,10 @@ def _check_settings(arguments: Sequence[str]) -> None:
     """
     for flag in unknown_flags(ResumeFlags, arguments):
         name = flag.removeprefix("--").replace("-", "_")
+        if name == "gradient_steps":
+            raise UsageError(
+                "--gradient-steps of a run is --env-steps in polyak resume, the total number of steps"
+            )
         if name in field_names(TrainFlags):
             raise UsageError(f"{flag} of a run cannot be changed; start another one with polyak train")
         of_agents = (agent_flags(agent, {}) for agent in AGENTS.values())
