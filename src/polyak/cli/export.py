@@ -20,7 +20,7 @@ from polyak.storage.run_directory import Run, RunError, is_run_file
 from polyak.train.devices import count_devices
 
 OUTPUT_DEFAULT = "(default: policy.SUFFIX in the run)"
-OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=OUTPUT_DEFAULT)]
+OutputFlag: TypeAlias = Annotated[Path | None, tyro.conf.arg(aliases=["-o"], metavar="FILE", help_behavior_hint=OUTPUT_DEFAULT)]
 
 
 @dataclasses.dataclass(frozen=True)
