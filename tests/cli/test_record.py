@@ -128,6 +128,30 @@ def test_an_error_of_the_environment_keeps_the_complete_episodes(person, command
     assert "the motor is hot" in err and err.splitlines()[-1].startswith("error: RuntimeError: the motor is hot")
 
 
+def test_complete_episodes_are_in_the_file_while_another_one_runs(person, command):
+    counts = []
+    person(*["d"] * 6, lambda: counts.append(polyak.data.load("demos.npz").num_episodes), "return")
+    assert command("record demos.npz --env count_env:Count --episodes 2", FAST)[0] == 0
+    assert counts == [1] and polyak.data.load("demos.npz").num_episodes == 2
+
+
+def test_an_episode_that_cannot_be_saved_ends_the_recording(person, command, monkeypatch):
+    real, calls = polyak.data.save, []
+
+    def save(data, output):
+        calls.append(data.num_episodes)
+        if len(calls) == 2:
+            raise OSError("no space left")
+        real(data, output)
+
+    monkeypatch.setattr("polyak.cli.record.save", save)
+    person(*["d"] * 8)
+    code, out, err = command("record demos.npz --env count_env:Count", FAST)
+    assert code == 1 and err.endswith("error: OSError: no space left\n")
+    assert "wrote demos.npz: 3 transitions in 1 episode" in out
+    assert polyak.data.load("demos.npz").num_episodes == 1
+
+
 def test_nothing_complete_is_nothing_written(person, command, workdir):
     person("d", "escape")
     code, _, err = command("record demos.npz --env count_env:Count", FAST)

@@ -20,7 +20,7 @@ from polyak.core.types import Env, HostEnv, Rollout
 from polyak.data.collection import from_rollout, join_episodes
 from polyak.data.content import check_no_masks
 from polyak.data.data_set import DataSet
-from polyak.data.loading import check_new, save
+from polyak.data.loading import MINARI, check_new, save
 from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.envs.rendered_env import make_rendered
 from polyak.envs.source import EnvSource
@@ -149,9 +149,11 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     check_no_masks(OWNER, env.spec)
     check_new(OWNER, output, env.spec)
     episodes: list[Rollout] = []
+    data: DataSet | None = None
     failure = None
-    name = env.spec.id
-    with handle_signals(consequence="the episodes are lost") as signals:
+    name, is_minari = env.spec.id, output.startswith(MINARI)
+    lost = "the episodes are" if is_minari else "the running episode is"
+    with handle_signals(consequence=f"{lost} lost") as signals:
         with open_window(OWNER, name, ADVICE) as window:
             pygame = window.pygame
             if keys is None and isinstance(env, GymnasiumEnv) and (own := env.keys_to_action()) is not None:
@@ -161,20 +163,25 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
             try:
                 for episode in _episodes(drawn, window, controls, flags, signals):
                     episodes.append(episode)
+                    complete = from_rollout(OWNER, join_episodes(episodes), env)
+                    if not is_minari:  # A process that is killed keeps the complete episodes.
+                        save(complete, output)
+                    data = complete
             except Exception as error:  # An environment may raise any exception.
                 failure = error
-        if episodes:
-            _save(from_rollout(OWNER, join_episodes(episodes), env), output)
+        if data is not None and is_minari:
+            save(data, output)
+    if data is not None:
+        _print_result(data, output)
     if failure is not None:
         print_user_traceback(failure)
         return fail(f"{type(failure).__name__}: {failure}", 1)
-    if not episodes:
+    if data is None:
         return fail("no episode is complete; nothing was written", signals.exit_code or 1)
     return signals.exit_code
 
 
-def _save(data: DataSet, output: str) -> None:
-    save(data, output)
+def _print_result(data: DataSet, output: str) -> None:
     count = f"{data.num_episodes} episode{'s' if data.num_episodes > 1 else ''}"
     print(f"wrote {output}: {data.num_transitions:,} transitions in {count}; polyak train bc --data {output} learns from it")
 

@@ -102,9 +102,7 @@ def _check_settings(arguments: Sequence[str]) -> None:
     for flag in unknown_flags(ResumeFlags, arguments):
         name = flag.removeprefix("--").replace("-", "_")
         if name == "gradient_steps":
-            raise UsageError(
-                "--gradient-steps of a run is --env-steps in polyak resume, the total number of steps"
-            )
+            raise UsageError("--gradient-steps of a run is --env-steps in polyak resume, the total number of steps")
         if name in field_names(TrainFlags):
             raise UsageError(f"{flag} of a run cannot be changed; start another one with polyak train")
         of_agents = (agent_flags(agent, {}) for agent in AGENTS.values())
