@@ -62,3 +62,17 @@ def test_optimizers_for_the_parts_of_a_network_are_accepted():
     labels = lambda params: {name: "head" if name == "policy" else "torso" for name in params}  # noqa: E731
     agent = make("ppo", optimizer=optax.partition(parts, labels))
     assert agent.init(jax.random.key(0)).copies.optimizer_state
+
+
+def test_the_average_of_a_part_is_evaluated_with_the_other_parts():
+    b1, parts = 0.8, {"torso": optax.contrib.schedule_free_sgd(0.1, b1=0.8), "head": optax.sgd(0.1)}
+    labels = lambda params: {name: "head" if name == "policy" else "torso" for name in params}  # noqa: E731
+    agent = make("ppo", optimizer=optax.partition(parts, labels))
+    state, _ = jax.jit(agent.update)(agent.init(jax.random.key(0)), on_device(rollout(agent.spec, 0)), jax.random.key(0))
+    trained, z = state.copies.online.params, state.copies.optimizer_state.inner_states["torso"].inner_state.z
+    evaluated = state.copies.evaluated().params
+    assert all(x is y for x, y in zip(*(jax.tree.leaves(tree["policy"]) for tree in (trained, evaluated)), strict=True))
+    for name in trained.keys() - {"policy"}:
+        average = jax.tree.map(lambda y, z: (y - (1 - b1) * z) / b1, trained[name], z[name])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), evaluated[name], average)
+        assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (trained[name], average)), strict=True))

@@ -294,6 +294,10 @@ class Unnamed(nnx.Module):
         ({"v_min": 2.0}, r"XQC: v_min=2.0 must be below v_max=2.0"),
         ({"actor": polyak.FlaxNNX(Unnamed)}, "network: weight_norm=True needs dense layers with weights named kernel, as Flax"),
         ({"optimizer": optax.contrib.schedule_free_sgd(0.1)}, "XQC: weight_norm must be False with schedule_free"),
+        (
+            {"optimizer": optax.partition({"all": optax.contrib.schedule_free_sgd(0.1)}, lambda p: dict.fromkeys(p, "all"))},
+            "XQC: weight_norm must be False with schedule_free",
+        ),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -248,12 +248,7 @@ def accumulate(
 
 
 def count_microbatches(
-    size: int,
-    microbatch_size: int | None,
-    axis_name: str | None = None,
-    *,
-    samples_each: int = 1,
-    has_images: bool = False,
+    size: int, microbatch_size: int | None, axis_name: str | None = None, *, samples_each: int = 1, has_images: bool = False
 ) -> int:
     """The number of equal microbatches of a minibatch of `size` samples (or sequences).
 
@@ -291,17 +286,24 @@ def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTre
 def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
     """The parameters to evaluate: the average of `optax.contrib.schedule_free`, if the state has one, else `params`.
 
+    With `optax.partition`, the averages of the parts that `schedule_free` trains, and the other parts of `params`.
+
     Source: Defazio et al. 2024, arXiv:2405.15682, eq. 5.
     """
 
-    def is_average(node: Any) -> bool:
-        return isinstance(node, optax.contrib.ScheduleFreeState)
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, optax.contrib.ScheduleFreeState | optax.MaskedNode)
 
-    states: list[Any] = [*filter(is_average, jax.tree.leaves(optimizer_state, is_leaf=is_average))]
-    structures: Any = [jax.tree.structure(tree) for tree in (params, *(state.z for state in states))]
-    if len(states) != 1 or structures[0] != structures[1]:
-        return params
-    return optax.contrib.schedule_free_eval_params(states[0], params)
+    def average(state: Any, z: PyTree, part: PyTree) -> PyTree:
+        structures: Any = jax.tree.structure(z), jax.tree.structure(part)
+        if structures[0] != structures[1]:  # A MaskedNode has no leaf.
+            return part
+        return optax.contrib.schedule_free_eval_params(state._replace(z=z), part)
+
+    for state in jax.tree.leaves(optimizer_state, is_leaf=is_leaf):
+        if isinstance(state, optax.contrib.ScheduleFreeState):
+            params = jax.tree.map(partial(average, state), state.z, params, is_leaf=is_leaf)
+    return params
 
 
 class BoundedOptimizer(optax.GradientTransformation):
