@@ -15,7 +15,7 @@ from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import Box, Leaf, leaf_spaces, map_space
 from polyak.core.struct import integer, number, struct
-from polyak.core.types import PyTree, Scalar, Variables
+from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import critic_terms, join_logs, train_every
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
@@ -28,7 +28,7 @@ from polyak.replay.replay import Transition
 class DelayedActorAgent(TargetSettings, ActorCriticAgent):
     """An agent with a deterministic actor, of which every `policy_delay`-th gradient step of the critics takes one.
 
-    A leaf defines `check_critics`, `critic_loss` and `actor_loss`.
+    A leaf defines `check_critics`, `critic_loss` and `actor_objective`.
 
     Attributes:
         policy_delay: gradient steps of the critics for one of the actor.
@@ -74,7 +74,6 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
             key: for the noise of a', the choice of critics, and dropout.
         """
 
-    @abc.abstractmethod
     def actor_loss(
         self,
         params: PyTree,
@@ -85,13 +84,29 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         key: PRNGKeyArray | None = None,
         axis_name: str | None = None,
     ) -> tuple[Float[Array, ""], Aux]:
-        """The actor's loss of a batch whose weights sum to 1, and its terms.
+        """The actor's loss of a batch whose weights sum to 1, and its terms; see `actor_objective`.
 
         Args:
             params: φ.
             actor: the actor; its parameters are not used.
             critics: the online critics.
             key: for dropout.
+            axis_name: inside `shard_map`, the mesh axis that the batch is split over.
+        """
+        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
+        action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
+        loss, terms = self.actor_objective(self.q_values(critics, batch.obs, action), action, batch, axis_name)
+        return loss, Aux(terms, stats)
+
+    @abc.abstractmethod
+    def actor_objective(
+        self, q: Float[Array, "B N *M"], action: PyTree, batch: Transition, axis_name: str | None
+    ) -> tuple[Float[Array, ""], Terms]:
+        """-J(φ) of a batch whose weights sum to 1, and its terms.
+
+        Args:
+            q: Q_i(s, a) of the critics, or the logits of their distributions.
+            action: a = π_φ(s).
             axis_name: inside `shard_map`, the mesh axis that the batch is split over.
         """
 
@@ -157,7 +172,7 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
 class ValueCriticsAgent(DelayedActorAgent):
     """A `DelayedActorAgent` whose critics return values.
 
-    A leaf defines `check_critics`, `td_target` and `actor_loss`.
+    A leaf defines `check_critics`, `td_target` and `actor_objective`.
 
     Attributes:
         huber_delta: κ, the error above which the loss is linear; below it is δ²/2. None takes δ² everywhere.

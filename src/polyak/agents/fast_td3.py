@@ -12,7 +12,7 @@ from polyak.agents.atom_settings import AtomSettings
 from polyak.agents.delayed_actor import DelayedActorAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.core.struct import check_settings, number, struct
-from polyak.core.types import PyTree, Scalar, Variables
+from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import check_critics
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
@@ -131,18 +131,8 @@ class FastTD3(AtomSettings, DelayedActorAgent):
         of_critics = jax.vmap(project_categorical, in_axes=(1, None, None), out_axes=1)(next_probs, values, self.atoms)
         return jax.lax.stop_gradient(self.lowest_of(of_critics))
 
-    def actor_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        actor: Variables,
-        critics: Variables,
-        key: PRNGKeyArray | None = None,
-        axis_name: str | None = None,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """-J(φ) of a batch whose weights sum to 1; no terms; arguments as in `DelayedActorAgent.actor_loss`."""
-        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
-        action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
-        q = self.min_of_means(self.q_values(critics, batch.obs, action))
-        return -weighted_sum(q, batch.weight), Aux({}, stats)
+    def actor_objective(
+        self, q: Float[Array, "B N *M"], action: PyTree, batch: Transition, axis_name: str | None
+    ) -> tuple[Float[Array, ""], Terms]:
+        """-J(φ), of the critic of the lower mean; no terms."""
+        return -weighted_sum(self.min_of_means(q), batch.weight), {}

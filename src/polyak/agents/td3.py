@@ -13,11 +13,10 @@ from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.sequence_settings import SequenceSettings
 from polyak.core.checks import check_unset
 from polyak.core.struct import check_settings, integer, setting, struct
-from polyak.core.types import PyTree, Variables
+from polyak.core.types import PyTree, Terms, Variables
 from polyak.learning.actor_critic_updates import check_critics, check_num_target_critics, min_of_critics
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.critic_state import WithCriticState
@@ -105,21 +104,11 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
         value = min_of_critics(next_q, self.num_target_critics, subset_key)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * value)
 
-    def actor_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        actor: Variables,
-        critics: Variables,
-        key: PRNGKeyArray | None = None,
-        axis_name: str | None = None,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """-J(φ) of a batch whose weights sum to 1; no terms; arguments as in `DelayedActorAgent.actor_loss`."""
-        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
-        action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
-        q = self.q_values(critics, batch.obs, action)
-        return -weighted_sum(q[:, 0] if self.num_target_critics is None else jnp.mean(q, axis=1), batch.weight), Aux({}, stats)
+    def actor_objective(
+        self, q: Float[Array, "B N *M"], action: PyTree, batch: Transition, axis_name: str | None
+    ) -> tuple[Float[Array, ""], Terms]:
+        """-J(φ), of the first critic, or of the mean of an ensemble of which targets take a subset; no terms."""
+        return -weighted_sum(q[:, 0] if self.num_target_critics is None else jnp.mean(q, axis=1), batch.weight), {}
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         is_deterministic = self.sde_sample_freq is None

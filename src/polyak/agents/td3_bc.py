@@ -1,6 +1,5 @@
 """TD3+BC: TD3 whose actor stays near the actions of the data (Fujimoto and Gu 2021, arXiv:2106.06860)."""
 
-import dataclasses
 from functools import partial
 from typing import Literal
 
@@ -11,11 +10,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.delayed_actor import ValueCriticsAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.core.struct import check_settings, choice, number, setting, struct
-from polyak.core.types import PyTree, Scalar, Variables
+from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, check_critics
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.critic_state import WithCriticState
@@ -114,23 +112,13 @@ class TD3BC(ValueCriticsAgent):
         distance = action_dimensions(self.spec) * mean_square(next_action, batch.next_action)
         return jnp.where(batch.has_next_action, distance, 0.0)
 
-    def actor_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        actor: Variables,
-        critics: Variables,
-        key: PRNGKeyArray | None = None,
-        axis_name: str | None = None,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """-J(φ) of a batch whose weights sum to 1, and its terms; arguments as in `DelayedActorAgent.actor_loss`."""
-        actor = self.share_encoder(dataclasses.replace(actor, params=params), critics)
-        action, stats = self.deterministic_action_in_training(actor, batch.obs, key)
-        q = self.q_values(critics, batch.obs, action)
+    def actor_objective(
+        self, q: Float[Array, "B N *M"], action: PyTree, batch: Transition, axis_name: str | None
+    ) -> tuple[Float[Array, ""], Terms]:
+        """-J(φ), and the distance from the data's actions as `bc_loss`."""
         q = q[:, 0] if self.actor_q == "first" else jnp.min(q, axis=1)
         size = sum_over_devices(weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight), axis_name)
         scale = size if self.normalize_q else jnp.ones(())
         distance = mean_square(action, batch.action)
         loss = weighted_sum(distance - self.q_weight / scale * q, batch.weight)
-        return loss, Aux({"bc_loss": jax.lax.stop_gradient(weighted_sum(distance, batch.weight))}, stats)
+        return loss, {"bc_loss": jax.lax.stop_gradient(weighted_sum(distance, batch.weight))}
