@@ -72,6 +72,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     """
 
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
+    is_deterministic: ClassVar[bool] = False
+    """True for an actor whose actions have no distribution."""
 
     actor: Network | None = static(default=None, kw_only=False)
     critics: Network | None = static(default=None, kw_only=False)
@@ -263,7 +265,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")
-        return NetworkPolicy(actor, normalizer and normalizer.select_space(spec.obs), self._actor, spec, squash=True)
+        normalizer = normalizer and normalizer.select_space(spec.obs)
+        return NetworkPolicy(actor, normalizer, self._actor, spec, squash=True, is_deterministic=self.is_deterministic)
 
     def _to_collect(self, policy: P, state: OffPolicyState) -> P | WithCriticState | DiscountedReturn:
         """A policy for collecting, with the state of critics for a replay of sequences, and with the return so far.

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, StepCount
 from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
 
@@ -54,6 +55,8 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
     >>> agent = DDPG(EnvSpec(Box([-9.0], [9.0]), Box([-1.0], [1.0])), replay=UniformReplay(10_000))
     >>> state = agent.init(jax.random.key(0))
     """
+
+    is_deterministic: ClassVar[bool] = True
 
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
@@ -180,6 +183,3 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
         products = jax.tree.map(lambda g, a: jnp.clip(g, -bound, bound) * a, dqda, action)
         each = jnp.concatenate([x.reshape(x.shape[0], -1) for x in jax.tree.leaves(products)], axis=1)
         return -weighted_sum(jnp.sum(each, axis=1), batch.weight), Aux({}, stats)
-
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=True)

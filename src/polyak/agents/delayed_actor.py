@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
-from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import Box, Leaf, leaf_spaces, map_space
@@ -20,7 +19,6 @@ from polyak.learning.actor_critic_updates import critic_terms, join_logs, train_
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import Schedule, StepCount
-from polyak.policies.network_policy import NetworkPolicy
 from polyak.replay.replay import Transition
 
 
@@ -36,6 +34,7 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         target_noise_clip: c, the largest magnitude of the noise on the target actor's actions.
     """
 
+    is_deterministic: ClassVar[bool] = True
     has_target_actor: ClassVar[bool] = True
     """False takes the target's actions from the online actor."""
 
@@ -163,9 +162,6 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
             return jnp.clip(x + jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip), low, high)
 
         return map_space(add_noise, self.spec.action, action)
-
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=True)
 
 
 @struct(kw_only=True)
