@@ -137,6 +137,14 @@ def test_every_wrong_value_belongs_to_a_field():
     assert set(WRONG) == {field.name for name in AGENTS for field in dataclasses.fields(agent_class(name))}
 
 
+def test_the_nearest_class_sets_each_default():
+    """Of two bases with a common one, dataclasses take all fields of the first, also those that only the second changed."""
+    for agent in map(agent_class, AGENTS):
+        fields = [field for field in dataclasses.fields(agent) if field.default is not dataclasses.MISSING]
+        other = [field.name for field in fields if getattr(agent, field.name) is not field.default]
+        assert not other, f"{agent.__name__}: {other}"
+
+
 @pytest.mark.parametrize("algorithm", AGENTS)
 def test_defaults_discount_and_keep_a_target_that_differs_from_the_online_network(algorithm):
     """TF-Agents ships gamma 1, tau 1 and period 1, with which returns do not converge and the target is the online network."""
