@@ -163,7 +163,8 @@ def test_recurrent_networks_train_and_resume(tmp_path, monkeypatch, capsys):
     ("words", "message"),
     [
         ("sac Pendulum-v1 --network mlp", "--hidden sets; --network lstm or gru puts a cell before them"),
-        ("crossq Pendulum-v1 --network lstm", "crossq has an actor and critics, whose layers --hidden sets\n"),
+        ("crossq Pendulum-v1 --network lstm", "crossq has actor and critics, whose layers --hidden sets\n"),
+        ("qt_opt Pendulum-v1 --network lstm", "qt_opt has critics, whose layers --hidden sets\n"),
         ("c51 CartPole-v1 --network gru", "--network gru: c51 takes {mlp,cnn}"),
         ("iqn CartPole-v1 --network lstm", "--network lstm: iqn takes {mlp,cnn}"),
     ],

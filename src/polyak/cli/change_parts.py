@@ -139,7 +139,7 @@ def _make_cores(algorithm: str, agent: Any, kind: str, networks: Mapping[str, An
     cell, takes_sequences = NETWORKS[kind], getattr(agent, "takes_sequences", False)
     if not takes_sequences or not issubclass(cell, Recurrent):
         also = "; --network lstm or gru puts a cell before them" if takes_sequences else ""
-        raise UsageError(f"--network {kind}: {algorithm} has an actor and critics, whose layers --hidden sets{also}")
+        raise UsageError(f"--network {kind}: {algorithm} has {' and '.join(networks)}, whose layers --hidden sets{also}")
     if not (isinstance(networks["actor"], Actor) and isinstance(networks["critics"], Critics)):
         raise UsageError(f"--network {kind}: actor and critics must be built-in, Actor and Critics, to get a cell")
     return {"actor": cell(), "critics": cell()}
