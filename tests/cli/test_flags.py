@@ -354,6 +354,11 @@ def test_help_shows_every_flag_with_what_it_means(command):
     assert "RL Baselines3 Zoo" in out
 
 
+def test_help_names_the_critics_of_no_other_algorithm(command):
+    text = " ".join(command("train qt_opt Pendulum-v1 --help")[1].replace("│", " ").split())
+    assert "number of critics in the ensemble (default" in text and "from 0.4 to 1 over a million steps" in text
+
+
 def test_help_works_before_an_environment_is_named(command):
     code, out, _ = command("train sac --help")
     assert code == 0

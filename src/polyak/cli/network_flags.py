@@ -41,7 +41,7 @@ class NetworkFlags:
     value_activation: Annotated[Activation | None, default_hint(NETWORK_DEFAULT, "{tanh,relu,elu,gelu,silu}")] = None
     """activation function of the critic, if it differs from the actor's"""
     num_critics: Annotated[int | None, default_hint("the preset's, else the algorithm's", "INT")] = None
-    """number of critics of SAC, TD3, FastTD3, TQC, BRO, CrossQ and XQC"""
+    """number of critics in the ensemble"""
     norm: Annotated[Norm | None, default_hint("the preset's, else the agent's", "{layer,batch,batch_renorm}")] = None
     """normalize the dense layers; beside an actor the critics' layers alone; batch and batch_renorm need critics"""
     residual: Annotated[

@@ -32,7 +32,7 @@ class ReplayFlags:
     """number of transitions in the replay, over all environments and devices"""
     priority_alpha: Annotated[float | None, default_hint(f"{REPLAY_DEFAULT} 0.6", "FLOAT")] = None
     """alpha of --replay prioritized or hindsight; 0 draws uniformly"""
-    priority_beta: Annotated[Any, SCHEDULE, default_hint(f"{REPLAY_DEFAULT} from 0.4 to 1 over 1,000,000 steps")] = None
+    priority_beta: Annotated[Any, SCHEDULE, default_hint(f"{REPLAY_DEFAULT} from 0.4 to 1 over a million steps")] = None
     """beta of --replay prioritized, whose importance weights are proportional to probability^-beta"""
     priority_eps: Annotated[float | None, default_hint(f"{REPLAY_DEFAULT} 1e-06", "FLOAT")] = None
     """eps of --replay prioritized"""
