@@ -83,8 +83,8 @@ def slow_value(params, obs):
     return dense(params["value"], obs)[..., 0]
 
 
-def slow_error(target, predictor, obs):
-    return ((slow_features(predictor, obs) - slow_features(target, obs)) ** 2).mean(-1)
+def slow_error(random, predictor, obs):
+    return ((slow_features(predictor, obs) - slow_features(random, obs)) ** 2).mean(-1)
 
 
 def normalized(seen, obs):
@@ -101,7 +101,7 @@ def test_advantages_are_those_of_a_slow_numpy_version():
     assert (np.abs(normalized(seen, obs)) == 5).any(), "some observations are clipped"
 
     # The error of every observation, and its discounted sums through all episodes.
-    error = slow_error(state.target.params, state.predictor.online.params, normalized(seen, obs))
+    error = slow_error(state.random.params, state.predictor.online.params, normalized(seen, obs))
     sums = [before]
     for row in error:
         sums.append(row + GAMMA * sums[-1])
@@ -137,7 +137,7 @@ def test_predictor_and_value_take_the_step_of_a_slow_numpy_version():
     value_target = np.asarray(metrics["advantage"]) / 0.5 + slow_value(state.value.online.params, obs[:-1])
 
     def predictor_loss(params):
-        return slow_error(state.target.params, params, normalized(seen, obs[1:])).mean()
+        return slow_error(state.random.params, params, normalized(seen, obs[1:])).mean()
 
     def value_loss(params):
         return 0.25 * ((slow_value(params, obs[:-1]) - value_target) ** 2).mean()
@@ -160,7 +160,7 @@ def test_predictor_and_value_take_the_step_of_a_slow_numpy_version():
         start = np.asarray(vector, np.float64)
         gradient = [(at(start + e) - at(start - e)) / 2e-5 for e in 1e-5 * np.eye(len(start))]
         np.testing.assert_allclose(step, -0.1 * np.array(gradient), rtol=2e-3, atol=2e-6)
-    assert same_bits(after.target, state.target)
+    assert same_bits(after.random, state.random)
 
 
 def test_the_policy_sums_the_errors_of_what_it_sees_through_all_episodes():

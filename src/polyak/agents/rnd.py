@@ -46,7 +46,7 @@ class RNDState:
         agent: the state of the inner agent.
         predictor: f̂.
         value: V_I, the value of intrinsic rewards.
-        target: f, which does not change.
+        random: f, which does not change.
         obs_stats: statistics of observations; see `Distillation`.
         return_stats: statistics of the discounted intrinsic return.
     """
@@ -54,7 +54,7 @@ class RNDState:
     agent: OnPolicyState
     predictor: NetworkCopies
     value: NetworkCopies
-    target: Variables
+    random: Variables
     obs_stats: PyTree
     return_stats: RunningStats
 
@@ -182,7 +182,7 @@ class RND(AdamSettings, BaseAgent):
             agent=self.agent.init(key),
             predictor=predictor.with_optimizer_state(optimizer),
             value=value.with_optimizer_state(optimizer),
-            target=feature_networks(self.network)[0].init(keys[2], features),
+            random=feature_networks(self.network)[0].init(keys[2], features),
             obs_stats=create_obs_stats(self.spec),
             return_stats=RunningStats.init(()),
         )
@@ -198,7 +198,7 @@ class RND(AdamSettings, BaseAgent):
     def distillation(self, state: RNDState) -> Distillation:
         """The networks and statistics of the intrinsic reward."""
         options = (feature_networks(self.network), self.spec, self.clip_obs)
-        return Distillation(state.target, state.predictor.online, state.obs_stats, *options)
+        return Distillation(state.random, state.predictor.online, state.obs_stats, *options)
 
     def update(
         self,
@@ -273,7 +273,7 @@ class RND(AdamSettings, BaseAgent):
             "train/intrinsic_stats": distillation.has_stats.astype(jnp.float32),
             "train/intrinsic_skipped_steps": predictor.skipped + value_copies.skipped,
         }
-        return RNDState(inner, predictor, value_copies, state.target, distillation.obs_stats, return_stats), metrics
+        return RNDState(inner, predictor, value_copies, state.random, distillation.obs_stats, return_stats), metrics
 
     def predictor_loss(
         self, params: PyTree, batch: Mapping[str, PyTree], predictor: Variables, distillation: Distillation

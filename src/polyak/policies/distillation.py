@@ -29,7 +29,7 @@ class Distillation:
     """The random network f, the predictor f̂, and the statistics that their observations are normalized with.
 
     Attributes:
-        target: the variables of f, which are never trained.
+        random: the variables of f, which are never trained.
         predictor: the variables of f̂.
         obs_stats: `RunningStats` of each Box of an observation, None for other spaces.
         networks: f and f̂.
@@ -37,7 +37,7 @@ class Distillation:
         clip: normalized observations are clipped to ± this value.
     """
 
-    target: Variables
+    random: Variables
     predictor: Variables
     obs_stats: PyTree
     networks: tuple[Network, Network] = static()
@@ -58,7 +58,7 @@ class Distillation:
 
     def features(self, obs: PyTree) -> Float[Array, "N K"]:
         """f(s) of normalized observations."""
-        (features, _), _, _ = self.networks[0].apply(self.target, obs)
+        (features, _), _, _ = self.networks[0].apply(self.random, obs)
         return jax.lax.stop_gradient(features)
 
     def error(self, obs: PyTree) -> Float[Array, " N"]:
@@ -152,8 +152,8 @@ def random_network_or_default(owner: str, network: Any, spec: EnvSpec, name: str
 
 def feature_networks(network: Any) -> tuple[Network, Network]:
     """The networks f and f̂ of the setting of f; f̂ has two more layers of its last width."""
-    target = dataclasses.replace(network, head=QValues())
-    return target, dataclasses.replace(target, hidden=(*network.hidden, *2 * network.hidden[-1:]))
+    random = dataclasses.replace(network, head=QValues())
+    return random, dataclasses.replace(random, hidden=(*network.hidden, *2 * network.hidden[-1:]))
 
 
 def feature_spec(spec: EnvSpec, num_features: int) -> EnvSpec:
