@@ -283,9 +283,12 @@ def _check_user_flags(user_flags: Any) -> None:
             raise ValueError(f"run: user_flags[{name!r}] must be printable names, got {value!r:.80}")
 
 
-def algorithm_name(agent: Agent) -> str:
-    """Return the name of an agent's class in `AGENTS`, else the name of the class."""
+def algorithm_name(agent: Any) -> str:
+    """Return the name of an agent's class in `AGENTS`, else the name of the class; `rnd(ppo)` for RND around PPO."""
     path = f"{type(agent).__module__}:{type(agent).__qualname__}"
+    for name, known in WRAPPERS.items():
+        if known == path:
+            return f"{name}({algorithm_name(agent.agent)})"
     return next((name for name, known in AGENTS.items() if known == path), type(agent).__name__)
 
 

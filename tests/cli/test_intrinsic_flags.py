@@ -9,9 +9,10 @@ from polyak import envs
 from polyak.agents import AGENTS, action_scaling_of
 from polyak.cli.flags import UsageError
 from polyak.cli.intrinsic_flags import add_intrinsic_reward, intrinsic_flags, intrinsic_flags_in_help
+from polyak.cli.new_run import run_directory
 from polyak.cli.train import _parse
 from polyak.presets.preset import LinearOverTraining
-from polyak.runs import read_config
+from polyak.runs import algorithm_name, read_config
 from polyak.storage.run_directory import open_run
 from polyak.train.new_training import make_agent
 from tests.cli.processes import SETTINGS
@@ -100,6 +101,12 @@ def test_wrong_flags_are_rejected_before_a_run_begins(words, message, command, w
     assert not list(workdir.iterdir())
 
 
+def test_the_name_of_a_run_tells_the_agent_inside():
+    name = algorithm_name(polyak.RND(polyak.A2C(CARTPOLE)))
+    assert name == "rnd(a2c)"
+    assert run_directory(name, "jax/CartPole-v1", seed=0).name.startswith("rnd-a2c-jax-CartPole-v1-0-")
+
+
 @pytest.mark.slow
 def test_the_function_of_an_agent_may_return_rnd_around_it(command, workdir, monkeypatch):
     (workdir / "mine_of_rnd.py").write_text(MODULE)
@@ -124,7 +131,7 @@ def test_runs_of_several_seeds_have_the_agent_with_flags_for_both_and_resume(com
     first, second = sorted((workdir / "several").glob("seed-*"))
     configs = [read_config(open_run(run)) for run in (first, second)]
     agent = configs[0].agent
-    assert [config.algorithm for config in configs] == ["RND", "RND"] and configs[0].agent == configs[1].agent
+    assert [config.algorithm for config in configs] == ["rnd(ppo)", "rnd(ppo)"] and configs[0].agent == configs[1].agent
     assert (agent.num_epochs, agent.agent.num_epochs, agent.agent.gamma, agent.agent.network.hidden) == (1, 1, 0.9, (4,))
     code, _, err = command("resume", first, "--rnd-coefficient 1")
     assert code == 2 and "--rnd-coefficient is the run's" in err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.runs import algorithm_name
 from polyak.storage.config import to_json
 from polyak.storage.run_directory import RunError, create
 from polyak.train.new_training import make_agent
@@ -101,7 +102,8 @@ def test_a_report_of_one_run_shows_its_summary_curves_settings_and_machine(real_
 def test_a_report_compares_the_agent_inside_rnd_with_its_preset(tmp_path):
     spec, name = polyak.envs.make("jax/CartPole-v1").spec, "jax/CartPole-v1"
     agent = polyak.RND(make_agent("ppo", spec, None, 640, {"gamma": 0.5}), coefficient=0.25)
-    config = {"algorithm": "RND", "env": name, "seed": 0, "env_steps": 640, "num_envs": 8, "agent": to_json(agent)}
+    config = {"algorithm": algorithm_name(agent), "env": name, "seed": 0, "env_steps": 640, "num_envs": 8}
+    config["agent"] = to_json(agent)
     with create(tmp_path / "run", config) as run:
         run.append_metrics({"env_steps": 640})
     text = text_of(write(tmp_path / "run"))

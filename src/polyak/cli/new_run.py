@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -266,7 +267,8 @@ def _check(flags: TrainFlags, user: UserFlags, intrinsic: Mapping[str, Any]) -> 
 
 
 def run_directory(algorithm: str, env_id: str, seed: int) -> Path:
-    """A new directory for a run, `runs/ALGO-ENV-SEED-TIME`."""
+    """A new directory for a run, `runs/ALGO-ENV-SEED-TIME`, without characters that are special to a shell."""
     # The process too, as several commands may start in the same second.
     now = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return Path("runs") / f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}-{seed}-{now}"
+    name = re.sub("[/:(]", "-", f"{algorithm}-{env_id}").replace(")", "")
+    return Path("runs") / f"{name}-{seed}-{now}"

@@ -24,16 +24,16 @@ def setting_text(value: Any) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
 
 
-RND = "RND"
-"""The algorithm of a run whose agent has `polyak.RND` around it."""
+def inside_rnd(agent: Any) -> Any:
+    """Return the description of the agent that `polyak.RND` surrounds; None for one without RND."""
+    return agent.get("agent") if isinstance(agent, Mapping) and agent.get("$class") == "RND" else None
 
 
 def algorithm_of(config: Mapping[str, Any]) -> str:
     """Return the algorithm of a run, or of the agent inside RND."""
-    algorithm, agent = str(config.get("algorithm")), config.get("agent")
-    inner = agent.get("agent") if algorithm == RND and isinstance(agent, Mapping) else None
+    inner = inside_rnd(config.get("agent"))
     name = inner.get("$class") if isinstance(inner, Mapping) else None
-    return next((known for known, source in AGENTS.items() if source.endswith(f":{name}")), algorithm)
+    return next((known for known, source in AGENTS.items() if source.endswith(f":{name}")), str(config.get("algorithm")))
 
 
 def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str, str]] | None:
@@ -44,8 +44,9 @@ def changed_settings(config: Mapping[str, Any]) -> list[tuple[str, str, str]] | 
     Returns:
         None if there is no preset to compare with: the agent's class is user-defined, or the description is damaged.
     """
-    agent, env_steps, has_rnd = config.get("agent"), config.get("env_steps"), config.get("algorithm") == RND
-    inner = agent.get("agent") if has_rnd and isinstance(agent, Mapping) else agent
+    agent, env_steps = config.get("agent"), config.get("env_steps")
+    has_rnd = inside_rnd(agent) is not None
+    inner = inside_rnd(agent) if has_rnd else agent
     if not isinstance(inner, Mapping) or "spec" not in inner or type(env_steps) is not int:
         return None
     preset = _preset_settings(algorithm_of(config), str(config.get("env")), env_steps, json.dumps(inner["spec"]), has_rnd)

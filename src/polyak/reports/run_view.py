@@ -16,7 +16,7 @@ from polyak.reports.charts import MAX_POINTS, STEPS, TIME, Chart, Line
 from polyak.reports.curves import elapsed_seconds, thin
 from polyak.reports.findings import Curve, Finding, find_faults
 from polyak.reports.flat_settings import flatten_settings
-from polyak.reports.preset_settings import RND, algorithm_of, changed_settings, setting_text
+from polyak.reports.preset_settings import algorithm_of, changed_settings, inside_rnd, setting_text
 from polyak.reports.records import RunRecord
 from polyak.reports.statistics import Floats
 from polyak.reports.tags import EVAL_RETURN, group_tags, healthy_curve
@@ -199,7 +199,7 @@ def _settings_note(record: RunRecord, changed: list[tuple[str, str, str]] | None
     if changed is None:
         return "The agent is user-defined, so there is no preset to compare its settings with."
     preset = f"the preset of {algorithm_of(record.config)} for {record.env}"
-    preset += " and the defaults of RND" if record.algorithm == RND else ""
+    preset += " and the defaults of RND" if inside_rnd(record.config.get("agent")) is not None else ""
     if not changed:
         return f"All settings of the agent are as in {preset}."
     return f"These settings of the agent differ from {preset}."
