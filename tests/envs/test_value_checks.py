@@ -255,3 +255,37 @@ def test_changes_that_float32_resolves_or_that_are_small_near_zero_are_not_warne
     env.reset(0)
     for _ in range(100):
         env.step(np.zeros(2, np.int32))
+
+
+class Bytes(gymnasium.Env):
+    """One number in a Box of bytes."""
+
+    def __init__(self, value, high):
+        self.value = np.full((2, 2, 3), value, np.uint8)
+        self.observation_space = gymnasium.spaces.Dict({"image": gymnasium.spaces.Box(0, high, (2, 2, 3), np.uint8)})
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"image": self.value}, {}
+
+    def step(self, action):
+        return {"image": self.value}, 0.0, False, False, {}
+
+
+def steps_of(value, high):
+    env = envs.make(lambda: Bytes(value, high), num_envs=2)
+    env.reset(0)
+    for _ in range(80):
+        env.step(np.zeros(2, np.int32))
+
+
+def test_bytes_far_below_the_bound_that_networks_divide_by_are_warned_of_once():
+    expected = r"env 0, step 63 .*the observation 'image' has been at most 10, but networks divide it by 255"
+    with pytest.warns(UserWarning, match=expected) as shown:
+        steps_of(10, 255)
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize(("value", "high"), [(16, 255), (0, 255), (1, 1), (1, 10)])
+def test_bytes_near_their_bound_or_always_0_are_not_warned_of(value, high):
+    steps_of(value, high)

@@ -23,6 +23,9 @@ from polyak.core.warn import warn
 Location = Callable[[int], str]
 """Returns environment and step for errors, given the environment's index."""
 
+FIRST_STEPS = 64
+"""Number of batches after which the scale of observations is judged."""
+
 
 class ResolutionCheck:
     """Warns once of observations that change by less than float32 resolves, of which agents see no change.
@@ -34,7 +37,6 @@ class ResolutionCheck:
         name: the array's name in the warning.
     """
 
-    STEPS = 64
     LEAST = 2.0**14
 
     def __init__(self, name: str) -> None:
@@ -52,7 +54,7 @@ class ResolutionCheck:
         is_changed = array != before
         is_lost = is_changed & (array.astype(np.float32) == before.astype(np.float32)) & (np.abs(array) >= self.LEAST)
         self.changed, self.lost = self.changed + is_changed, self.lost + is_lost
-        if self.steps < self.STEPS or not (found := 10 * self.lost > self.changed).any():
+        if self.steps < FIRST_STEPS or not (found := 10 * self.lost > self.changed).any():
             return
         env, *index = np.argwhere(found)[0].tolist()
         place = f" at {index}" if index else ""
@@ -60,6 +62,33 @@ class ResolutionCheck:
             f"{location(env)}: {self.name}{place} is {array[env, *index]}, near which float32 does not resolve its changes; "
             "subtract an offset in the environment, as normalize_obs comes too late (this warning is shown once)"
         )
+
+
+class ByteScaleCheck:
+    """Warns once of bytes that are far below the largest bound of their Box, by which networks divide them.
+
+    MiniGrid's symbols of 0 to 10 in a Box up to 255 are an example: networks would get at most 0.04. It warns if no byte of the
+    first steps reaches a sixteenth of the bound, except where all are 0.
+
+    Args:
+        name: the array's name in the warning.
+        scale: the largest bound.
+    """
+
+    def __init__(self, name: str, scale: float) -> None:
+        self.name = name
+        self.scale = scale
+        self.steps = 0
+        self.largest = 0
+
+    def __call__(self, array: npt.NDArray[Any], location: Location) -> None:
+        """Look for the largest byte."""
+        self.steps, self.largest = self.steps + 1, max(self.largest, int(array.max(initial=0)))
+        if self.steps == FIRST_STEPS and 0 < 16 * self.largest < self.scale:
+            warn(
+                f"{location(0)}: {self.name} has been at most {self.largest}, but networks divide it by {self.scale:g}, the bound "
+                "of its Box; lower the bound, or return one-hot symbols (this warning is shown once)"
+            )
 
 
 class ObsCheck:
@@ -89,7 +118,9 @@ class ObsCheck:
         self.start: Any = getattr(space, "start", 0)
         self.start = np.asarray(self.start, leaf.dtype) if np.any(self.start) else None
         is_exact = not isinstance(space, Box) or np.can_cast(leaf.dtype, np.float32)
-        self.check_resolution = None if is_exact else ResolutionCheck(self.name)
+        self.check_scale: ResolutionCheck | ByteScaleCheck | None = None if is_exact else ResolutionCheck(self.name)
+        if isinstance(space, Box) and space.dtype == np.uint8:
+            self.check_scale = ByteScaleCheck(self.name, space.byte_scale)
         shape = (num_envs, *leaf.shape)
         self.size = int(np.prod(shape))
         # Comparisons with full arrays are faster than with broadcast ones.
@@ -108,10 +139,10 @@ class ObsCheck:
             is_inside = np.abs(array) <= self.high if self.symmetric else (array >= self.low) & (array <= self.high)
             if np.count_nonzero(is_inside) != self.size:
                 array = self._outside(array, location)
-        if self.check_resolution is not None:
-            self.check_resolution(array, location)
-            if self.check_resolution.steps == ResolutionCheck.STEPS:
-                self.check_resolution = None
+        if self.check_scale is not None:
+            self.check_scale(array, location)
+            if self.check_scale.steps == FIRST_STEPS:
+                self.check_scale = None
         if self.start is not None:
             array = array - self.start
         return array if array.dtype is self.dtype else array.astype(self.dtype, copy=False)
