@@ -1,15 +1,23 @@
-"""What an intrinsic reward is worth: PPO or DQN with and without it in deep sea, a maze with one rare reward.
+"""What an intrinsic reward is worth: PPO or DQN with and without it in deep sea, a maze with one rare reward, or in MiniGrid.
 
     python benchmarks/exploration.py [--quick] [--json PATH] [--learner ppo|dqn] [--size 14] [--updates 400] [--seeds 5]
+    python benchmarks/exploration.py --minigrid MiniGrid-MultiRoom-N4-S5-v1 [--env-steps 700000] [--seeds 3] [--agent AGENT]
 
 Deep sea is from Osband et al. 2019, arXiv:1908.03568. All seeds train at once, and the greedy policy of each plays once.
 A return of 0.99 is the goal; 0 is the way to the left, which costs nothing. Both agents have the same PPO, or the same DQN.
+
+MiniGrid needs `pip install -r benchmarks/requirements-minigrid.txt`. Agents see the 7x7 symbols before them one-hot, without
+the compass, and train one after another. A return is 1 - 0.9 times the share of the episode's steps that the agent needed, and
+0 without success; the figures are means over the last 100 training episodes.
 """
 
+import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +31,9 @@ from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import update_on
 
 NUM_ENVS, NUM_STEPS = 16, 64
+SYMBOLS = (11, 6, 3)
+"""Number of MiniGrid's objects, colors and states."""
+VIEW = 7
 
 
 @struct
@@ -64,6 +75,67 @@ class DeepSea:
         """One-hot cells."""
         row, column = state.T
         return jax.nn.one_hot(row * self.size + column, self.size**2)
+
+
+class OneHot(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """MiniGrid's symbols before the agent as one-hot vectors."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (VIEW**2 * sum(SYMBOLS),), np.float32)
+        starts = np.cumsum((0, *SYMBOLS[:-1]))
+        self.start = sum(SYMBOLS) * np.arange(VIEW**2)[:, None] + starts
+
+    def observation(self, observation: Any) -> Any:
+        """One-hot vectors of all cells."""
+        symbols = np.zeros(self.observation_space.shape or (), np.float32)
+        symbols[observation["image"].reshape(VIEW**2, len(SYMBOLS)) + self.start] = 1.0
+        return symbols
+
+
+def make_minigrid_agents(spec: EnvSpec) -> dict[str, Any]:
+    """PPO, and the same PPO with intrinsic rewards; what is not set here is the default."""
+    network = polyak.MLP((64, 64))
+    ppo = polyak.PPO(
+        spec, network, num_steps=128, num_epochs=4, num_minibatches=8, learning_rate=1e-3, adam_eps=1e-8, gamma=0.99,
+        gae_lambda=0.95, ent_coef=0.01,
+    )  # fmt: skip
+    return {"PPO": ppo, "RND(PPO)": polyak.RND(ppo, network=network, value=network)}
+
+
+def minigrid_curves(name: str, agent: str, env_steps: int, seeds: int) -> Iterator[list[tuple[int, float]]]:
+    """The mean return of the last 100 episodes by env steps, of each seed."""
+    import minigrid  # noqa: F401
+
+    for seed in range(seeds):
+        env = polyak.envs.make(lambda: OneHot(gymnasium.make(name)), num_envs=NUM_ENVS)
+        curve: list[tuple[int, float]] = []
+
+        def record(progress: Any, metrics: Any, state: Any, curve: Any = curve) -> None:
+            curve.append((progress.env_steps, round(float(metrics.get("rollout/ep_rew_mean", 0.0)), 4)))
+            print(f"{agent}, seed {seed}: {curve[-1]}", file=sys.stderr, flush=True)
+
+        learner = make_minigrid_agents(env.spec)[agent]
+        key = jax.random.key(seed)
+        polyak.loops.host(learner, env, env_steps=env_steps, key=key, report_every=25_000, callbacks=[record])
+        env.close()
+        yield curve
+
+
+def compare_in_minigrid(args: Any) -> None:
+    """Train both agents, print a table."""
+    rows, found = [], []
+    env_steps, seeds = (20_000, 1) if args.quick else (args.env_steps, args.seeds)
+    for name in [args.agent] if args.agent else ["PPO", "RND(PPO)"]:
+        start = time.perf_counter()
+        curves = list(minigrid_curves(args.minigrid, name, env_steps, seeds))
+        found.append({"agent": name, "curves": curves})
+        returns = ", ".join(f"{curve[-1][1]:.2f}" for curve in curves)
+        until = [next((f"{steps:,}" for steps, value in curve if value >= 0.5), "never") for curve in curves]
+        rows.append([name, returns, "; ".join(until), f"{time.perf_counter() - start:.0f} s"])
+    text = table(["agent", f"returns after {env_steps:,} steps", "steps to a return of 0.5", "time"], rows)
+    about = {"benchmark": "exploration", "quick": args.quick, "env": args.minigrid, "env_steps": env_steps}
+    report(text, {**about, "runs": found}, args.json)
 
 
 def make_ppo(spec: EnvSpec) -> dict[str, Any]:
@@ -121,7 +193,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=14, help="rows and columns")
     parser.add_argument("--updates", type=int, default=400, help=f"of {NUM_STEPS} steps in {NUM_ENVS} environments")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--minigrid", metavar="NAME", help="an environment of MiniGrid instead of deep sea")
+    parser.add_argument("--env-steps", type=int, default=700_000, help="of each training in MiniGrid")
+    parser.add_argument("--agent", choices=["PPO", "RND(PPO)"], help="only this one in MiniGrid")
     args = parser.parse_args()
+    if args.minigrid:
+        compare_in_minigrid(args)
+        return
     size, updates, seeds = (4, 20, 2) if args.quick else (args.size, args.updates, args.seeds)
     dynamics, rows, found = DeepSea(size), [], []
     for name, agent in MAKERS[args.learner](dynamics.spec).items():
