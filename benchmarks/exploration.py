@@ -13,7 +13,6 @@ the compass, and train one after another. A return is 1 - 0.9 times the share of
 
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -103,23 +102,21 @@ def make_minigrid_agents(spec: EnvSpec) -> dict[str, Any]:
     return {"PPO": ppo, "RND(PPO)": polyak.RND(ppo, network=network, value=network)}
 
 
-def minigrid_curves(name: str, agent: str, env_steps: int, seeds: int) -> Iterator[list[tuple[int, float]]]:
-    """The mean return of the last 100 episodes by env steps, of each seed."""
+def minigrid_curve(name: str, agent: str, env_steps: int, seed: int) -> list[tuple[int, float]]:
+    """The mean return of the last 100 episodes by env steps."""
     import minigrid  # noqa: F401
 
-    for seed in range(seeds):
-        env = polyak.envs.make(lambda: OneHot(gymnasium.make(name)), num_envs=NUM_ENVS)
-        curve: list[tuple[int, float]] = []
+    env = polyak.envs.make(lambda: OneHot(gymnasium.make(name)), num_envs=NUM_ENVS)
+    curve: list[tuple[int, float]] = []
 
-        def record(progress: Any, metrics: Any, state: Any, curve: Any = curve) -> None:
-            curve.append((progress.env_steps, round(float(metrics.get("rollout/ep_rew_mean", 0.0)), 4)))
-            print(f"{agent}, seed {seed}: {curve[-1]}", file=sys.stderr, flush=True)
+    def record(progress: Any, metrics: Any, state: Any) -> None:
+        curve.append((progress.env_steps, round(float(metrics.get("rollout/ep_rew_mean", 0.0)), 4)))
+        print(f"{agent}, seed {seed}: {curve[-1]}", file=sys.stderr, flush=True)
 
-        learner = make_minigrid_agents(env.spec)[agent]
-        key = jax.random.key(seed)
-        polyak.loops.host(learner, env, env_steps=env_steps, key=key, report_every=25_000, callbacks=[record])
-        env.close()
-        yield curve
+    learner, key = make_minigrid_agents(env.spec)[agent], jax.random.key(seed)
+    polyak.loops.host(learner, env, env_steps=env_steps, key=key, report_every=25_000, callbacks=[record])
+    env.close()
+    return curve
 
 
 def compare_in_minigrid(args: Any) -> None:
@@ -128,7 +125,7 @@ def compare_in_minigrid(args: Any) -> None:
     env_steps, seeds = (20_000, 1) if args.quick else (args.env_steps, args.seeds)
     for name in [args.agent] if args.agent else ["PPO", "RND(PPO)"]:
         start = time.perf_counter()
-        curves = list(minigrid_curves(args.minigrid, name, env_steps, seeds))
+        curves = [minigrid_curve(args.minigrid, name, env_steps, seed) for seed in range(seeds)]
         found.append({"agent": name, "curves": curves})
         returns = ", ".join(f"{curve[-1][1]:.2f}" for curve in curves)
         until = [next((f"{steps:,}" for steps, value in curve if value >= 0.5), "never") for curve in curves]

@@ -86,8 +86,8 @@ class ByteScaleCheck:
         self.steps, self.largest = self.steps + 1, max(self.largest, int(array.max(initial=0)))
         if self.steps == FIRST_STEPS and 0 < 16 * self.largest < self.scale:
             warn(
-                f"{location(0)}: {self.name} has been at most {self.largest}, but networks divide it by {self.scale:g}, the bound "
-                "of its Box; lower the bound, or return one-hot symbols (this warning is shown once)"
+                f"{location(0)}: {self.name} has been at most {self.largest}, but networks divide it by {self.scale:g}, the "
+                "bound of its Box; lower the bound, or return one-hot symbols (this warning is shown once)"
             )
 
 
