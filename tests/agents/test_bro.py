@@ -25,6 +25,7 @@ SMALL = {
     "num_steps": 4, "updates_per_step": 0.5, "replay": polyak.UniformReplay(512),
 }  # fmt: skip
 LONGER = {"num_steps": 8, "updates_per_step": 0.25, "reset_period": 5}
+SPHERES = polyak.Actor((6,), residual="hypersphere")
 ALPHA, BETA, WEIGHT, RATE = 0.2, 2.0, 0.5, 0.1
 
 
@@ -286,11 +287,18 @@ def test_weights_decay_as_by_adamw():
         ),
         ({"optimistic_actor": polyak.Critics()}, r"BRO: optimistic_actor must return \(action_params, value\), such as Actor"),
         ({"actor": polyak.LSTM(head=polyak.Actor((6,)))}, "BRO: actor must not be recurrent"),
+        ({"optimistic_actor": SPHERES, "weight_norm": True}, "BRO: optimistic_actor must not have residual='hypersphere'"),
+        ({"actor": SPHERES, "weight_norm": True}, "weight_norm is not for it; give BRO an optimistic_actor with other blocks"),
     ],
 )
 def test_settings_are_checked(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings).init(KEY)
+
+
+def test_an_actor_of_unit_weights_goes_with_an_optimistic_actor_of_other_blocks():
+    agent = make(actor=SPHERES, weight_norm=True, optimistic_actor=polyak.Actor((6,), residual="inverted", std="fixed"))
+    assert (agent.actor.residual, agent._optimistic_actor.residual) == ("hypersphere", "inverted")
 
 
 def test_a_reset_renews_the_optimistic_actor_and_its_weights():

@@ -174,7 +174,12 @@ class BRO(TargetSettings, SoftActorAgent):
         actor = Actor((256,), residual="post_norm", orthogonal=True, squash_log_std=True, log_std=-4.0)
         self._set_networks(actor, Critics((512, 512), residual="post_norm"))
         self._set_outputs_of_critics("num_quantiles", self.num_quantiles)
-        feedforward_or_default("BRO", "optimistic_actor", self.optimistic_actor, actor)
+        network = feedforward_or_default("BRO", "optimistic_actor", self._optimistic_actor, actor, has_unit_weights=True)
+        if getattr(network, "residual", None) == "hypersphere":
+            raise ValueError(
+                "BRO: optimistic_actor must not have residual='hypersphere', as weight_norm is not for it; give BRO an "
+                f"optimistic_actor with other blocks, got {network!r}"
+            )
         self._check_together()
         if self.optimizer is not None:
             check_unset(self, ("weight_decay",), "has no effect with optimizer=...; leave it out and set it in the optimizer")
