@@ -279,7 +279,7 @@ def test_weights_decay_as_by_adamw():
             {"critics": polyak.Critics(num_quantiles=7)},
             "BRO: num_quantiles=3 of the agent must equal the number of its critics",
         ),
-        ({"critics": polyak.Critics(num_critics=1)}, "BRO: critics must be at least 2, as optimism is about their difference"),
+        ({"critics": polyak.Critics(num_critics=1)}, "BRO: num_critics of critics must be at least 2, as"),
         ({"sde_sample_freq": 4}, "BRO: sde_sample_freq must be None, as the features of state-dependent noise"),
         (
             {"optimizer": optax.sgd(0.1), "weight_decay": 0.1},

@@ -209,7 +209,7 @@ class BRO(TargetSettings, SoftActorAgent):
         """Check that there are at least two critics, which return `num_quantiles` quantiles each."""
         count = check_critics(self._critics, variables, self.spec_of("critic"), outputs=self.num_quantiles)
         if count < 2:
-            raise ValueError(f"BRO: critics must be at least 2, as optimism is about their difference, got {count}")
+            raise ValueError(f"BRO: num_critics of critics must be at least 2, as optimism is their difference, got {count}")
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The distribution of the optimistic actor, or its noise held; at first uniformly random actions."""
