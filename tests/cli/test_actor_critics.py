@@ -108,6 +108,11 @@ def test_residual_blocks_are_of_actor_and_critics_and_their_normalization_of_the
     xqc = change_parts("xqc", polyak.XQC(spec), NetworkFlags(hidden=(8,), residual="hypersphere"), ReplayFlags(), 100)
     assert xqc.actor == polyak.Actor((8,), residual="hypersphere"), "without the default's normalization"
     assert xqc.critics == polyak.Critics((8,), residual="hypersphere", num_atoms=101)
+    bro = change_parts("bro", polyak.BRO(spec), NetworkFlags(hidden=(8,), residual="inverted"), ReplayFlags(), 100)
+    assert (bro.actor.residual, bro.actor.orthogonal) == ("inverted", False), "without the default's orthogonal weights"
+    assert bro.critics.residual == bro._optimistic_actor.residual == "inverted"
+    with pytest.raises(ValueError, match="BRO: optimistic_actor must not have residual='hypersphere'"):
+        change_parts("bro", polyak.BRO(spec, weight_norm=True), NetworkFlags(residual="hypersphere"), ReplayFlags(), 100)
     both = NetworkFlags(hidden=(8,), residual="hypersphere", norm="layer")
     with pytest.raises(ValueError, match="Critics: norm must be None with residual='hypersphere', got 'layer'"):
         change_parts("xqc", polyak.XQC(spec), both, ReplayFlags(), 100)

@@ -157,7 +157,9 @@ def _replace(network: Any, changes: Mapping[str, Any]) -> Any:
     own = {name: changes[name] for name in changes if name in network.__dataclass_fields__}
     of_head = {name: changes[name] for name in changes if name not in own}
     if own.get("residual") in ("hypersphere", "inverted"):
-        own = {"norm": None, "norm_inputs": False, "norm_before": "activation"} | own  # The blocks have their own.
+        # The blocks have their own normalization and initial weights, an actor alone orthogonal ones.
+        plain = {"norm": None, "norm_inputs": False, "norm_before": "activation", "orthogonal": False}
+        own = {name: value for name, value in plain.items() if name in network.__dataclass_fields__} | own
     if of_head:
         own["head"] = dataclasses.replace(network.head, **of_head)
     return dataclasses.replace(network, **own)

@@ -45,7 +45,7 @@ class NetworkFlags:
     norm: Annotated[Norm | None, default_hint("the preset's, else the agent's", "{layer,batch,batch_renorm}")] = None
     """normalize the dense layers; beside an actor the critics' layers alone; batch and batch_renorm need critics"""
     residual: Annotated[
-        Residual | None, default_hint("the preset's, else none", "{pre_norm,post_norm,hypersphere,inverted}")
+        Residual | None, default_hint("the preset's, else the agent's", "{pre_norm,post_norm,hypersphere,inverted}")
     ] = None
     """residual blocks of actor and critics, one for each width, which are equal; hypersphere needs --weight-norm"""
     dueling: Annotated[bool | None, default_hint("the preset's, else False")] = None
