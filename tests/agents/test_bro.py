@@ -165,7 +165,8 @@ def test_a_gradient_step_of_the_optimistic_actor_and_its_weights_is_that_of_a_sl
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
     kl = weight @ divergence(before) / 2
     np.testing.assert_allclose(log.terms["optimistic_kl"], kl, rtol=1e-4)
-    assert kl > 0.02 and log.applied.tolist() == [True] * 4
+    assert kl > 0.02 and log.applied.tolist() == [True] * 5
+    np.testing.assert_allclose(log.terms["optimism_weights_loss"], (BETA - WEIGHT) * (kl - 0.02), rtol=1e-3)
     # The first step of Adam has the size of the learning rate.
     change = {name: float(after.weights.params[name] - copies.weights.params[name]) for name in after.weights.params}
     assert change == pytest.approx({"optimism": -0.01, "kl_weight": 0.01}, rel=1e-3)
@@ -212,6 +213,16 @@ def test_what_a_row_without_weight_holds_changes_no_bit_and_nan_of_another_skips
     for name in ("actor", "critics", "optimistic_actor"):
         assert equal(getattr(bad, name).online, getattr(copies, name).online), name
     assert equal(bad.weights, copies.weights)
+
+
+def test_a_step_of_the_weights_that_is_too_large_is_skipped_and_counted(step):
+    _, copies, rows, train, _, _ = step
+    online = copies.optimistic_actor.online
+    far = dataclasses.replace(online, params=jax.tree.map(lambda x: 1e5 * x, online.params))
+    copies = dataclasses.replace(copies, optimistic_actor=dataclasses.replace(copies.optimistic_actor, online=far))
+    found, log = train(copies, rows, KEY, jnp.array(True))
+    assert log.applied.tolist() == [True] * 4 + [False] and log.skipped.tolist() == [False] * 4 + [True]
+    assert equal(found.weights, copies.weights) and log.bad.any()
 
 
 def test_it_collects_with_the_optimistic_actor_and_is_greedy_with_the_other(step):

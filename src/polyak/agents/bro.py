@@ -38,7 +38,7 @@ from polyak.networks.optimistic import (
     shift_params,
 )
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import Aux, StepLog, adam, apply_gradient, clip_and_descend
+from polyak.ops.gradient_step import Aux, StepLog, adam, apply_gradient, clip_and_descend, global_norm, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Count, Schedule, StepCount, check_schedule
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
@@ -248,13 +248,14 @@ class BRO(TargetSettings, SoftActorAgent):
         optimistic, optimistic_log = copies.optimistic_actor.train(
             loss, step, batch, enabled=log.applied[0], axis_name=axis_name
         )
-        gradient = jax.grad(self.weights_loss)(weights.params, optimistic_log.terms["optimistic_kl"])
-        before, optimizer = Variables(weights.params), self._optimism_optimizer(env_steps)
-        after, state, _ = apply_gradient(
-            optimizer, before, weights.optimizer_state, gradient, Aux({}), {}, optimistic_log.applied
-        )
+        value, gradient = jax.value_and_grad(self.weights_loss)(weights.params, optimistic_log.terms["optimistic_kl"])
+        aux, before = Aux({"loss": value, "grad_norm": global_norm(gradient)}), Variables(weights.params)
+        after, state, weights_log = apply_gradient(
+            self._optimism_optimizer(env_steps), before, weights.optimizer_state, gradient, aux, non_finite(aux),
+            optimistic_log.applied,
+        )  # fmt: skip
         new = _join(soft, optimistic, OptimismWeights(after.params, state))
-        return new, _append(log, join_logs(optimistic_actor=optimistic_log))
+        return new, _append(log, join_logs(optimistic_actor=optimistic_log, optimism_weights=weights_log))
 
     def critic_loss(
         self,
@@ -371,6 +372,6 @@ def _join(soft: SoftActorCopies, optimistic_actor: NetworkCopies, weights: Optim
 
 
 def _append(log: StepLog, last: StepLog) -> StepLog:
-    """The log of several networks with one more."""
+    """The log of several networks with more of them."""
     applied, skipped = (jnp.append(getattr(log, name), getattr(last, name)) for name in ("applied", "skipped"))
     return StepLog(log.terms | last.terms, log.bad | last.bad, applied, skipped)
