@@ -240,7 +240,12 @@ def test_another_optimizer_takes_the_place_of_the_presets(algorithm):
 
 
 def test_presets_and_agents_have_the_same_settings_of_the_optimizers():
-    assert (*gradient_step.ADAM_SETTINGS, *gradient_step.RMSPROP_SETTINGS) == OPTIMIZER_SETTINGS
+    assert (*gradient_step.ADAM_SETTINGS, *gradient_step.RMSPROP_SETTINGS, "weight_decay") == OPTIMIZER_SETTINGS
+
+
+def test_another_optimizer_takes_the_place_of_a_presets_weight_decay():
+    settings = Preset(1_000, 1, {"weight_decay": 0.1, "tau": 0.5}, "").settings(1_000, {"optimizer": optax.sgd(1e-3)})
+    assert settings.keys() == {"optimizer", "tau"}
 
 
 def test_noise_of_ornstein_and_uhlenbeck_takes_the_place_of_the_presets():

@@ -16,9 +16,9 @@ LEARNED_ALPHA_SETTINGS = ("initial_alpha", "target_entropy", "alpha_learning_rat
 
 OPTIMIZER_SETTINGS = (
     "learning_rate", "actor_learning_rate", "alpha_learning_rate", "adam_b1", "adam_eps", "max_grad_norm",
-    "optimizer_name", "rms_decay", "rms_eps",
+    "optimizer_name", "rms_decay", "rms_eps", "weight_decay",
 )  # fmt: skip
-"""Settings that have no effect with an `optimizer`, as in `polyak.ops.gradient_step`, which imports JAX."""
+"""Settings without effect with an `optimizer`, as in `polyak.ops.gradient_step`, which imports JAX; and BRO's weight decay."""
 
 
 @short_repr()
