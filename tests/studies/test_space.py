@@ -20,6 +20,11 @@ def test_every_algorithm_that_learns_in_environments_has_a_space_of_settings_wit
         assert {"learning_rate", "gamma", "hidden"} & read_space(name, "preset").keys()
 
 
+def test_no_space_draws_the_number_of_gradient_steps_by_which_a_preset_resets():
+    resets = {algorithm for algorithm, env in PRESETS if "reset_period" in preset(algorithm, env).values}
+    assert resets >= {"bro", "sr_sac"} and not [name for name in resets if "updates_per_step" in SPACES[name]]
+
+
 @pytest.mark.parametrize("algorithm", SPACES)
 def test_draws_from_every_shipped_space_make_an_agent_that_can_train(algorithm):
     env = "jax/CartPole-v1" if algorithm in OF_ACTION_VALUES else "jax/Pendulum-v1"

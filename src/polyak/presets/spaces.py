@@ -62,11 +62,11 @@ SPACES: Mapping[str, Space] = {
         "num_heads": [5, 10, 20],
         "bootstrap_probability": [0.5, 0.8, 1.0],
     },
-    # Around the numbers of Nauman et al. 2024, arXiv:2405.16158; one width for all residual blocks.
+    # Around the numbers of Nauman et al. 2024, arXiv:2405.16158; one width for all residual blocks. The number of
+    # gradient steps is the preset's, by which its reset_period counts.
     "bro": {
         **{name: values for name, values in ACTOR_CRITIC.items() if name != "num_steps"},
         "batch_size": [64, 128, 256, 512],
-        "updates_per_step": [2.0, 5.0, 10.0],
         "num_quantiles": {"low": 5, "high": 100},
         "kl_target": [0.01, 0.05, 0.2],
         "network": {"hidden": [[64, 64], [128, 128], [256, 256]]},
