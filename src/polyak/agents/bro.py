@@ -20,10 +20,10 @@ from polyak.learning.actor_critic_updates import (
     action_dimensions,
     check_actor,
     check_critics,
-    critic_terms,
     feedforward_or_default,
     join_logs,
 )
+from polyak.learning.quantile_critics import quantile_critic_loss
 from polyak.learning.recurrent_replay import apply_to_batch
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
@@ -41,7 +41,6 @@ from polyak.ops.distributions import for_space
 from polyak.ops.gradient_step import Aux, StepLog, adam, apply_gradient, clip_and_descend, global_norm, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Count, Schedule, StepCount, check_schedule
-from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
@@ -282,11 +281,8 @@ class BRO(TargetSettings, SoftActorAgent):
         online = dataclasses.replace(critics, params=params)
         quantiles, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
         targets = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)
-        tau = midpoints(self.num_quantiles)[None]
-        each = jax.vmap(lambda theta: quantile_huber_loss(theta, tau, targets, self.huber_delta), 1, 1)(quantiles)
-        q = jnp.mean(quantiles, axis=2)
-        terms = critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight)
-        return weighted_sum(jnp.sum(each, axis=1), batch.weight), Aux(terms, stats)
+        loss, terms = quantile_critic_loss(quantiles, targets, batch.weight, self.huber_delta)
+        return weighted_sum(loss, batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray

@@ -11,11 +11,11 @@ from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import check_critics, critic_terms
+from polyak.learning.actor_critic_updates import check_critics
+from polyak.learning.quantile_critics import quantile_critic_loss
 from polyak.networks.critics import Critics
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import weighted_sum
-from polyak.ops.value_distributions import midpoints, quantile_huber_loss
 from polyak.replay.replay import Transition
 
 
@@ -100,11 +100,8 @@ class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
         online = dataclasses.replace(critics, params=params)
         quantiles, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
         targets = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)
-        tau = midpoints(self.num_quantiles)[None]
-        each = jax.vmap(lambda theta: quantile_huber_loss(theta, tau, targets, self.huber_delta), 1, 1)(quantiles)
-        loss = weighted_sum(jnp.sum(each, axis=1) / self.num_quantiles, batch.weight)
-        q = jnp.mean(quantiles, axis=2)
-        return loss, Aux(critic_terms(q, jnp.mean(targets, axis=1, keepdims=True) - q, batch.weight), stats)
+        loss, terms = quantile_critic_loss(quantiles, targets, batch.weight, self.huber_delta)
+        return weighted_sum(loss / self.num_quantiles, batch.weight), Aux(terms, stats)
 
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
