@@ -107,13 +107,15 @@ class BRO(TargetSettings, SoftActorAgent):
     A reset (`reset_period`) renews the optimistic actor, β and λ too.
 
     The defaults are the authors', for ten gradient steps a step of the environment, but for resets, which presets have:
-    `reset_period=2_500_000`, 250,000 steps of the environment. Their faster variant takes 2 gradient steps a step.
+    `reset_period=2_500_000` gradient steps, 250,000 steps of the environment. Their faster variant takes `updates_per_step=2`;
+    with it pass `reset_period=None`, or 500,000 for a reset at the same steps of the environment.
 
-    Differences from the authors' code: they also reset after 15,000 and 50,000 steps of the environment, the faster variant
-    after 15,000 alone, where here the periods are equal; the last layer of the actor starts with gain 0.01 instead of √2, its
-    log σ at -4 in every state, and critics start as PyTorch's instead of orthogonal; the last layer of f has a bias; Adam's β₁
-    is 0.9 for α, where they have 0.5, and log α has the weight decay of the networks; and J(α) draws actions of the new actor,
-    where theirs has the actions of J_π.
+    Differences from the authors' code: they also reset after 15,000 and 50,000 steps of the environment, and their period
+    doubles after a million steps, while the faster variant resets after 15,000 alone, where here the periods are equal; their
+    resets return to the same initial parameters, where here each draws new ones; the last layer of the actor starts with gain
+    0.01 instead of √2, its log σ at -4 in every state, and critics start as PyTorch's instead of orthogonal; the last layer of
+    f has a bias; Adam's β₁ is 0.9 for α, where they have 0.5, and log α has the weight decay of the networks; and J(α) draws
+    actions of the new actor, where theirs has the actions of J_π.
 
     Attributes:
         actor: a network that returns `(action_params, value)`, the value unused; None takes `Actor((256,),
