@@ -139,7 +139,7 @@ class BRO(TargetSettings, SoftActorAgent):
         initial_kl_weight: initial value of λ.
         optimism_learning_rate: learning rate of the parameters of β and λ, a number or a schedule such as `Linear`.
         weight_decay: w of Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101): a step with the
-            learning rate lr also subtracts lr · w times the weights; 0 disables it.
+            learning rate lr also subtracts lr · w times the weights; 0 disables it. log α decays too, β and λ do not.
         sde_sample_freq: None: the optimistic actor draws actions independently, or with `max_noise_repeats`.
 
     Raises:
