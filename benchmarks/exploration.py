@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=400, help=f"of {NUM_STEPS} steps in {NUM_ENVS} environments")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minigrid", metavar="NAME", help="an environment of MiniGrid instead of deep sea")
-    parser.add_argument("--env-steps", type=int, default=700_000, help="of each training in MiniGrid")
+    parser.add_argument("--env-steps", type=int, default=600_000, help="of each training in MiniGrid")
     parser.add_argument("--agent", choices=["PPO", "RND(PPO)"], help="only this one in MiniGrid")
     args = parser.parse_args()
     if args.minigrid:

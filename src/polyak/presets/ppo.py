@@ -92,7 +92,7 @@ PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(100_000, 8, CARTPOLE, f"{ZOO}, with rewards normalized"),
     "Pendulum-v1": Preset(300_000, 4, PENDULUM, f"{ZOO}, without gSDE, with a decreasing learning rate"),
     "Acrobot-v1": Preset(1_000_000, 16, ACROBOT, ZOO),
-    "MountainCar-v0": Preset(1_000_000, 16, MOUNTAIN_CAR, f"{ZOO}, with a decreasing learning rate"),
+    "MountainCar-v0": Preset(1_000_000, 16, MOUNTAIN_CAR, f"{ZOO}, with a learning rate from 1e-3 to 0"),
     "LunarLander-v3": Preset(1_000_000, 16, LUNAR_LANDER, ZOO),
     "LunarLanderContinuous-v3": Preset(1_000_000, 16, LUNAR_LANDER_CONTINUOUS, f"{ZOO}, with 10 epochs"),
     "BipedalWalker-v3": Preset(5_000_000, 32, BIPEDAL_WALKER, ZOO),
