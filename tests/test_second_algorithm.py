@@ -67,7 +67,8 @@ def test_flags_are_the_agents_fields_and_network_flags_change_its_default(capsys
 
 def test_a_registered_agent_is_listed(capsys):
     assert polyak_command("list") == 0
-    assert "monte_carlo REINFORCE with a running baseline." in capsys.readouterr().out
+    entries = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1)
+    assert entries["monte_carlo"] == "REINFORCE with a running baseline."
 
 
 def test_settings_and_environments_are_checked_by_the_agent(capsys):

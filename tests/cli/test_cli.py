@@ -227,7 +227,7 @@ def test_a_variable_that_jax_cannot_read_is_a_usage_error(words):
     [
         ("ppo CartPole-v1 --kl-beta 1", "--kl-beta is a setting of ppo_kl only; polyak train ppo_kl has it"),
         ("dqn CartPole-v1 --gae-lambda=0.9", "--gae-lambda is a setting of a2c, "),
-        ("a2c CartPole-v1 --batch-size 64", "--batch-size is a setting of bc, bootstrapped_dqn, c51, "),
+        ("a2c CartPole-v1 --batch-size 64", "--batch-size is a setting of bc, bootstrapped_dqn, bro, c51, "),
     ],
 )
 def test_a_flag_of_other_algorithms_names_them(command, words, says):

@@ -27,7 +27,10 @@ def test_the_environment_check_accepts_valid_environments(make_env):
 
 
 class Forgetting(toys.Tree):
-    """A tree that begins anew at a reset."""
+    """A tree that begins anew at a reset, and whose bytes come near their bound of 255."""
+
+    def obs(self, k):
+        return super().obs(k) | {"a": np.full((2, 2), 40 * k, np.uint8)}
 
     def reset(self, **options):
         self.seen = []
