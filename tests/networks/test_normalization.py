@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import polyak
-from polyak.core.spaces import Box, EnvSpec
+from polyak.core.spaces import Box, Dict, EnvSpec
 from polyak.networks.normalization import BatchRenorm
 
 SPEC = EnvSpec(Box([-9.0] * 3, [9.0] * 3), Box([-1.0] * 2, [1.0] * 2))
@@ -142,6 +142,15 @@ def test_normalization_without_layers_is_warned_of(network):
 
 def test_normalization_of_the_critic_alone_has_an_effect():
     polyak.MLP((), norm="layer", head=polyak.PolicyAndValue(value_hidden=(4,)))
+
+
+@pytest.mark.parametrize(("hidden", "of_critic"), [((), (4,)), ((4,), ())])
+def test_halves_of_a_network_are_normalized_where_they_have_layers(hidden, of_critic):
+    spec = EnvSpec(Dict({"a": Box([-9.0], [9.0]), "b": Box([-9.0], [9.0])}), SPEC.action)
+    network = polyak.MLP(hidden, norm="layer", head=polyak.PolicyAndValue(value_hidden=of_critic))
+    halves = polyak.PPO(spec, network, num_steps=8, actor_obs=("a",)).network
+    found = {half.hidden: half.norm for half in (halves.actor, halves.critic)}
+    assert found == {(): None, (4,): "layer"} and halves.critic.hidden == of_critic
 
 
 def test_an_agent_that_keeps_its_actor_in_evaluation_mode_warns():

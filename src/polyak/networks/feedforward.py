@@ -127,13 +127,13 @@ class BuiltInNetwork(abc.ABC):
         head = self.head
         assert isinstance(head, PolicyAndValue), "the caller sets it"
         if head.shared_torso:
-            raise ValueError(
-                f"{type(self).__name__}: actor and critic that see different observations share no torso, got {head!r}"
-            )
+            name = type(self).__name__
+            raise ValueError(f"{name}: actor and critic that see different observations share no torso, got {head!r}")
         policy = PolicyOnly(log_std=head.log_std, std=head.std, squash_mean=head.squash_mean)
         hidden = self.hidden if head.value_hidden is None else head.value_hidden
-        critic = dataclasses.replace(self, hidden=hidden, activation=head.value_activation or self.activation, head=ValueOnly())
-        return dataclasses.replace(self, head=policy), critic
+        norm, activation = self.norm if hidden else None, head.value_activation or self.activation
+        critic = dataclasses.replace(self, hidden=hidden, norm=norm, activation=activation, head=ValueOnly())
+        return dataclasses.replace(self, norm=self.norm if self.hidden else None, head=policy), critic
 
     @property
     def noisy(self) -> bool:
