@@ -58,7 +58,8 @@ def check_blocks(owner: str, name: str, network: Any) -> None:
         ValueError: it has them.
     """
     if getattr(network, "residual", None) == "hypersphere":
-        raise ValueError(f"{owner}: {name} with residual='hypersphere' needs weight_norm=True of SAC or XQC, got {network!r}")
+        needed = "weight_norm=True, a setting of SAC, TQC, BRO, CrossQ, CQL and XQC"
+        raise ValueError(f"{owner}: {name} with residual='hypersphere' needs {needed}, got {network!r}")
 
 
 def _split(owner: str, network: Network) -> ActorAndCritic:
