@@ -1,4 +1,6 @@
-from polyak.presets import PRESETS
+import pytest
+
+from polyak.presets import DEFAULTS, PRESETS
 
 
 def test_algorithms_presets_and_environments_are_listed(command):
@@ -36,3 +38,8 @@ def test_it_takes_no_arguments(command):
     code, out, err = command("list presets")
     assert (code, out) == (2, "")
     assert err == "error: polyak list takes no arguments, got presets\n"
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_an_algorithm_of_presets_is_described_and_not_by_the_source_of_its_numbers(name):
+    assert DEFAULTS[name].source[0].isupper() and "code" not in DEFAULTS[name].source

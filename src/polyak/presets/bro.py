@@ -10,6 +10,6 @@ PENDULUM = {
 }
 # fmt: on
 
-DEFAULT = Preset(1_000_000, 1, {"reset_period": 2_500_000}, "the authors' code, github.com/naumix/BiggerRegularizedOptimistic")
+DEFAULT = Preset(1_000_000, 1, {"reset_period": 2_500_000}, "BRO: SAC with large networks, quantiles, resets and optimism")
 
 PRESETS: dict[str, Preset] = {"Pendulum-v1": Preset(5_000, 1, PENDULUM, "polyak's preset")}
