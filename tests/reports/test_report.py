@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.reports.model_card import make_card
 from polyak.runs import algorithm_name
 from polyak.storage.config import to_json
 from polyak.storage.run_directory import RunError, create
@@ -250,6 +251,16 @@ def test_a_missing_extra_is_the_command_that_installs_it(runs, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bokeh.resources", None)
     with pytest.raises(ImportError, match=r"a report needs Bokeh: pip install 'polyak\[report\]'"):
         polyak.report(runs)
+
+
+def test_steps_of_a_training_on_data_are_gradient_steps(tmp_path):
+    rows = [row | {"time/fps": 100.0} for row in linear_rows(4, every=2)]
+    write_run(tmp_path / "run", rows, loop="offline")
+    text = text_of(write(tmp_path / "run"))
+    assert "of 400 gradient steps" in text and "gradient steps per second" in text
+    assert not re.search("of 400 env_steps|env_steps per second", text)
+    card = make_card(polyak.load_run(tmp_path / "run"), 400, "run.zip", ["curve.svg"], is_best=False)
+    assert "A policy of 400 gradient steps" in card and "Returns by gradient steps" in card
 
 
 def test_a_run_without_metrics_or_summary_has_a_report(tmp_path):

@@ -61,9 +61,9 @@ def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[st
     parts = [
         "\n".join(header),
         f"# {_inline(name)}",
-        f"A policy of {env_steps:,} env_steps, trained with polyak"
+        f"A policy of {env_steps:,} {record.unit}, trained with polyak"
         + (f". Return of the greedy policy: **{score}**." if score is not None else "."),
-        "![Returns by env_steps](curve.svg)" if "curve.svg" in members else "",
+        f"![Returns by {record.unit}](curve.svg)" if "curve.svg" in members else "",
         "".join(f"[Video of an episode]({member})" for member in members if member.startswith("video")),
         "## Use",
         f"```python\nimport polyak\n\npolicy = polyak.load_policy({json.dumps(file)})\naction, _ = policy.predict(obs)\n```",

@@ -79,6 +79,14 @@ class RunRecord:
         return seed
 
     @property
+    def unit(self) -> str:
+        """The unit of `env_steps`."""
+        # JAX takes most of a second, which most uses of a record do without.
+        from polyak.runs import OFFLINE
+
+        return "gradient steps" if self.config.get("loop") == OFFLINE else ENV_STEPS
+
+    @property
     def failure(self) -> str | None:
         """Why the training ended early, in the words of the summary; None for a run that is done or has no summary."""
         return None if self.summary is None or self.summary.get("stopped") is None else str(self.summary["stopped"])

@@ -60,7 +60,7 @@ def describe_run(record: RunRecord, video_source: str | None = None, output: Pat
         chart_groups=groups,
         no_curves="The run has no metrics yet." if record.status == "training" else "The run has no metrics.",
         spent=_spent(record),
-        evaluations=_evaluations(columns),
+        evaluations=_evaluations(columns, record.unit),
         evaluations_note="Evaluations of the greedy policy during training.",
         video=_video(record, video_source, output),
         settings_note=_settings_note(record, changed),
@@ -117,13 +117,13 @@ def _tiles(record: RunRecord, columns: Columns, curves: Mapping[str, Curve]) -> 
         )
     done = float(columns[ENV_STEPS][-1]) if len(columns[ENV_STEPS]) else _number(summary, "env_steps") or 0.0
     wanted = record.config.get(ENV_STEPS)
-    tiles.append(Tile("Steps", f"{done:,.0f}", f"of {wanted:,} env_steps" if type(wanted) is int else "env_steps"))
+    tiles.append(Tile("Steps", f"{done:,.0f}", f"of {wanted:,} {record.unit}" if type(wanted) is int else record.unit))
     seconds = elapsed_seconds(columns)
     trained = float(np.nanmax(seconds)) if np.isfinite(seconds).any() else _number(summary, "train_seconds")
     if trained is not None:
         tiles.append(Tile("Training time", format_seconds(trained), "without compilation and evaluation"))
     if "time/fps" in curves:
-        tiles.append(Tile("Speed", f"{float(curves['time/fps'].values[-1]):,.0f}/s", "env_steps per second"))
+        tiles.append(Tile("Speed", f"{float(curves['time/fps'].values[-1]):,.0f}/s", f"{record.unit} per second"))
     seed = "none" if record.seed is None else str(record.seed)
     tiles.append(Tile("Seed", seed, f"{record.config.get('loop')} loop, {record.config.get('num_envs')} environments"))
     return tiles
@@ -155,13 +155,13 @@ def _spent(record: RunRecord) -> list[TimePart]:
     return parts
 
 
-def _evaluations(columns: Columns) -> Table:
+def _evaluations(columns: Columns, unit: str) -> Table:
     tags = [tag for tag in columns if tag.startswith("eval/")]
     rows = np.flatnonzero(np.any([np.isfinite(columns[tag]) for tag in tags], axis=0)) if tags else np.zeros(0, int)
     if len(rows) > 200:
         rows = rows[np.linspace(0, len(rows) - 1, 200).astype(int)]
     names = {EVAL_RETURN: "mean return", "eval/mean_ep_length": "mean length", "eval/success_rate": "success rate"}
-    heads = [Column("env_steps"), *(Column(names.get(tag, tag), is_number=True) for tag in tags)]
+    heads = [Column(unit), *(Column(names.get(tag, tag), is_number=True) for tag in tags)]
     body = []
     for row in rows:
         steps = float(columns[ENV_STEPS][row])
