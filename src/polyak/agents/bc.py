@@ -42,7 +42,7 @@ class BC(OffPolicyAgent):
     used.
 
     With the network `Actor(std="fixed", squash_mean=True)` the loss is half the squared error of means in the bounds of Boxes,
-    plus a constant, and actions of `collect_policy` have a standard deviation of 1, whatever the data's:
+    plus a constant, and actions of `collect_policy` have a standard deviation of 1 in [-1, 1], whatever the data's:
 
         L(θ) = E[ ½ |μ_θ(s) - a|² ]
 
@@ -76,6 +76,10 @@ class BC(OffPolicyAgent):
 
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "rescale"
     takes_sequences: ClassVar[bool] = True
+    # In an environment the network would clone its own actions.
+    env_error: ClassVar[str] = (
+        "BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA"  # noqa: E501
+    )
 
     network: Network | None = static(default=None, kw_only=False)
     flow_steps: int | None = integer(default=None, at_most=MAX_FLOW_STEPS, optional=True)
@@ -94,11 +98,6 @@ class BC(OffPolicyAgent):
         if self.flow_steps is not None:
             check_flow("BC", "network", self._network, self.spec)
         self._check_together()
-
-    @property
-    def env_error(self) -> str:
-        """In an environment the network would clone its own actions."""
-        return "BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA"
 
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
         """The network."""

@@ -89,12 +89,20 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
     kind = dataclasses.make_dataclass("Flags", groups)
     for flag in unknown_flags(kind, rest):
         if flag.removeprefix("--").replace("-", "_") in field_names(TrainFlags):
-            raise UsageError(f"{flag} needs --env-steps N, to collect beside --data; on data alone one process trains one seed")
+            raise UsageError(_unused(flag, agent_class(algorithm)))
     where = "" if env_id is None else f" and evaluate in {env_id}"
     named = ", or the preset for the environment that the data name" if env_id is None else ""
     description = f"Train {algorithm} on a data set{where}. Defaults: {defaults.source}{named}."
     prog = " ".join(["polyak train", algorithm, *([] if env_id is None else [env_id]), "--data DATA"])
     return algorithm, env_id, parse(kind, rest, prog=prog, description=description, owners=owners)
+
+
+def _unused(flag: str, learner: Any) -> str:
+    """The error for a flag of a training in an environment."""
+    only = "; on data alone one process trains one seed" if flag == "--seeds" else ""
+    if isinstance(getattr(learner, "env_error", None), str):
+        return f"{flag} must be left out, as {learner.__name__} learns from data alone{only}"
+    return f"{flag} needs --env-steps N, to collect beside --data{only}"
 
 
 def _train(
