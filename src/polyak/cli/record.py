@@ -1,8 +1,10 @@
 """polyak record ENV DATA: records what a person does in an environment, as a data set."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import takewhile
+from time import monotonic
 from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
@@ -148,11 +150,10 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     drawn = drawn_env(OWNER, env, jax.random.key(0))
     check_no_masks(OWNER, env.spec)
     check_new(OWNER, output, env.spec)
-    episodes: list[Rollout] = []
-    data: DataSet | None = None
+    recording = _Recording(output, env)
     failure = None
-    name, is_minari = env.spec.id, output.startswith(MINARI)
-    lost = "the episodes are" if is_minari else "the running episode is"
+    name = env.spec.id
+    lost = "the episodes are" if recording.is_minari else "the running episode is"
     with handle_signals(consequence=f"{lost} lost") as signals:
         with open_window(OWNER, name, ADVICE) as window:
             pygame = window.pygame
@@ -162,15 +163,14 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
             print(_help(controls), flush=True)
             try:
                 for episode in _episodes(drawn, window, controls, flags, signals):
-                    episodes.append(episode)
-                    complete = from_rollout(OWNER, join_episodes(episodes), env)
-                    if not is_minari:  # A process that is killed keeps the complete episodes.
-                        save(complete, output)
-                    data = complete
+                    recording.add(episode)
             except Exception as error:  # An environment may raise any exception.
                 failure = error
-        if data is not None and is_minari:
-            save(data, output)
+        try:
+            recording.finish()
+        except Exception as error:
+            failure = failure or error
+    data = recording.saved
     if data is not None:
         _print_result(data, output)
     if failure is not None:
@@ -179,6 +179,49 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     if data is None:
         return fail("no episode is complete; nothing was written", signals.exit_code or 1)
     return signals.exit_code
+
+
+class _Recording:
+    """The complete episodes, which are written at the end, and of a file `.npz` also meanwhile, for a process that is killed.
+
+    A write takes all episodes, so the next one waits for ten times its duration.
+    """
+
+    def __init__(self, output: str, env: Env | HostEnv) -> None:
+        self.output = output
+        self.env = env
+        self.is_minari = output.startswith(MINARI)
+        self.episodes: list[Rollout] = []
+        self.saved: DataSet | None = None
+        self.next_save = -math.inf
+
+    def add(self, episode: Rollout) -> None:
+        """Check one more episode, and write all if it is time.
+
+        Raises:
+            ValueError: the episode is invalid.
+            OSError: the file cannot be written.
+        """
+        from_rollout(OWNER, episode, self.env)
+        self.episodes.append(episode)
+        if not self.is_minari and monotonic() >= self.next_save:
+            self._save()
+
+    def finish(self) -> None:
+        """Write all episodes, if there are some that are not written yet.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if len(self.episodes) > (0 if self.saved is None else self.saved.num_episodes):
+            self._save()
+
+    def _save(self) -> None:
+        start = monotonic()
+        data = from_rollout(OWNER, join_episodes(self.episodes), self.env)
+        save(data, self.output)
+        end = monotonic()
+        self.saved, self.next_save = data, end + 10 * (end - start)
 
 
 def _print_result(data: DataSet, output: str) -> None:
