@@ -140,16 +140,40 @@ def test_an_episode_that_cannot_be_saved_ends_the_recording(person, command, mon
 
     def save(data, output):
         calls.append(data.num_episodes)
-        if len(calls) == 2:
+        if len(calls) >= 2:
             raise OSError("no space left")
         real(data, output)
 
     monkeypatch.setattr("polyak.cli.record.save", save)
+    monkeypatch.setattr("polyak.cli.record.monotonic", lambda: 0.0)
     person(*["d"] * 8)
     code, out, err = command("record demos.npz --env count_env:Count", FAST)
     assert code == 1 and err.endswith("error: OSError: no space left\n")
     assert "wrote demos.npz: 3 transitions in 1 episode" in out
     assert polyak.data.load("demos.npz").num_episodes == 1
+
+
+@pytest.mark.parametrize(("output", "writes"), [("demos.npz", [1, 4, 5]), ("minari:count/demos-v0", [5])])
+def test_a_write_waits_for_ten_times_the_duration_of_the_last_one(output, writes, person, command, monkeypatch):
+    if output.startswith("minari:"):
+        pytest.importorskip("minari")
+    now, calls = [0.0], []
+
+    def save(data, output):
+        calls.append(data.num_episodes)
+        now[0] += 1.0
+
+    def wait(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr("polyak.cli.record.save", save)
+    monkeypatch.setattr("polyak.cli.record.monotonic", lambda: now[0], raising=False)
+    episode = ["d", "return"]
+    person(
+        *episode, *episode, "d", lambda: wait(9.5), "return", "d", lambda: wait(0.5), "return", "d", lambda: wait(0.0), "return"
+    )
+    code, out, _ = command(f"record {output} --env count_env:Count --episodes 5", FAST)
+    assert code == 0 and f"wrote {output}: " in out and "in 5 episodes" in out and calls == writes
 
 
 def test_nothing_complete_is_nothing_written(person, command, workdir):
