@@ -99,7 +99,7 @@ def make_minigrid_agents(spec: EnvSpec) -> dict[str, Any]:
         spec, network, num_steps=128, num_epochs=4, num_minibatches=8, learning_rate=1e-3, adam_eps=1e-8, gamma=0.99,
         gae_lambda=0.95, ent_coef=0.01,
     )  # fmt: skip
-    return {"PPO": ppo, "RND(PPO)": polyak.RND(ppo, network=polyak.MLP((64, 64), orthogonal=True), value=network)}
+    return {"PPO": ppo, "RND(PPO)": polyak.RND(ppo, network=network, value=network)}
 
 
 def minigrid_curve(name: str, agent: str, env_steps: int, seed: int) -> list[tuple[int, float]]:
