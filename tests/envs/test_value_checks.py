@@ -280,7 +280,7 @@ def steps_of(value, high):
 
 
 def test_bytes_far_below_the_bound_that_networks_divide_by_are_warned_of_once():
-    expected = r"env 0, .*the observation .image. has been at most 10, but networks divide it by 255, .*; if it never grows"
+    expected = r"env 0, step 63 .*the observation .image. has been at most 10, but networks divide it by 255, .*; if it stays"
     with pytest.warns(UserWarning, match=expected) as shown:
         steps_of(10, 255)
     assert len(shown) == 1

@@ -129,13 +129,13 @@ def test_hyperspheres_need_unit_weights_and_have_no_other_normalization():
     for agent, std in ((polyak.SAC, "state"), (polyak.TD3, "fixed")):
         with pytest.raises(ValueError, match=rf"{agent.__name__}: actor with residual='hypersphere' needs weight_norm=True"):
             agent(SPEC, polyak.Actor((8,), std=std, **blocks), replay=polyak.UniformReplay(64))
-    with pytest.raises(ValueError, match=r"BC: network with residual='hypersphere' .*, a setting of SAC, TQC, BRO, "):
+    with pytest.raises(ValueError, match="BC: network with residual='hypersphere' needs weight_norm=True, a setting of SAC"):
         polyak.BC(SPEC, polyak.Actor((8,), **blocks))
-    with pytest.raises(ValueError, match=r"IQL: critics with residual='hypersphere' .*, a setting of SAC, TQC, BRO, "):
+    with pytest.raises(ValueError, match="IQL: critics with residual='hypersphere' needs weight_norm=True, a setting of SAC"):
         polyak.IQL(SPEC, critics=polyak.Critics((8,), **blocks))
-    with pytest.raises(ValueError, match=r"FQL: flow with residual='hypersphere' .*, a setting of SAC, TQC, BRO, "):
+    with pytest.raises(ValueError, match="FQL: flow with residual='hypersphere' needs weight_norm=True, a setting of SAC"):
         polyak.FQL(SPEC, flow=polyak.Actor((8,), std="fixed", **blocks))
-    with pytest.raises(ValueError, match=r"PPO: actor with residual='hypersphere' .*, a setting of SAC, TQC, BRO, "):
+    with pytest.raises(ValueError, match="PPO: actor with residual='hypersphere' needs weight_norm=True, a setting of SAC"):
         polyak.PPO(SPEC, polyak.ActorAndCritic(polyak.Actor((8,), **blocks)))
     with pytest.raises(ValueError, match="Actor: orthogonal must be False with residual='hypersphere', got True"):
         polyak.Actor((8,), orthogonal=True, **blocks)

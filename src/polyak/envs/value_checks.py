@@ -87,8 +87,7 @@ class ByteScaleCheck:
         if self.steps == FIRST_STEPS and 0 < 16 * self.largest < self.scale:
             warn(
                 f"{location(0)}: {self.name} has been at most {self.largest}, but networks divide it by {self.scale:g}, the "
-                "bound of its Box; if it never grows beyond, lower the bound, or return "
-                "one-hot symbols (this warning is shown once)"
+                "bound of its Box; if it stays so, lower the bound, or return one-hot symbols (this warning is shown once)"
             )
 
 
