@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import shutil
 import signal
+import sys
 import time
 import types
 from functools import partial
@@ -383,6 +385,17 @@ def test_real_processes_start_again_and_their_exceptions_arrive(tmp_path):
     pids = [int(path.name.split("-")[1]) for path in tmp_path.iterdir()]
     assert sorted(notes) == sorted(tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()), "of the dead too"
     assert len(pids) == 6 and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_a_learner_that_ends_before_it_reads_its_function_is_reported_with_its_exit_code(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    # Larger than the buffer of a pipe.
+    group = start_here(bytes(2**22).count, 2, Learners(2))
+    try:
+        assert [learner.poll() for learner in group] == ["ended with exit code 1"] * 2
+    finally:
+        for learner in group:
+            learner.kill()
 
 
 def test_the_message_of_a_lost_learner_names_it():

@@ -3,6 +3,7 @@
 The group is independent of training: each process calls a function, which can resume from what it has saved.
 """
 
+import contextlib
 import pickle
 import signal
 import socket
@@ -11,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import IO, Any, Protocol, TypeAlias, runtime_checkable
@@ -144,7 +144,9 @@ class LocalLearner:
             start_new_session=True,
         )
         remote.close()
-        self._connection.send_bytes(pickle.dumps(start))
+        # A learner that has ended before it reads is reported by `poll`.
+        with contextlib.suppress(OSError):
+            self._connection.send_bytes(pickle.dumps(start))
 
     @property
     def pid(self) -> int:
@@ -170,10 +172,9 @@ class LocalLearner:
 
     def ask_to_stop(self) -> None:
         """Ask the learner to stop after its current chunk."""
-        try:
+        # A learner that has ended is reported by `poll`.
+        with contextlib.suppress(OSError):
             self._connection.send_bytes(STOP)
-        except OSError:
-            return  # The learner has ended, which `poll` reports.
 
     def kill(self) -> None:
         """Kill the learner; a second call does nothing."""
@@ -350,7 +351,7 @@ def _kill(group: Sequence[Learner]) -> None:
 
 def free_port(host: str) -> int:
     """Return a free port of this machine."""
-    with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as bound:
+    with contextlib.closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as bound:
         bound.bind((host, 0))
         port: int = bound.getsockname()[1]
         return port
