@@ -87,6 +87,21 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.mp4"]
 
 
+def test_ctrl_c_during_the_conversion_to_a_gif_ends_ffmpeg(tmp_path, monkeypatch):
+    program, pid = tmp_path / "ffmpeg", tmp_path / "pid"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *palettegen*) echo $$ > {pid}; sleep 0.2; kill -INT $PPID; exec sleep 60;; esac\n'
+        f'exec {imageio_ffmpeg.get_ffmpeg_exe()} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+    with pytest.raises(KeyboardInterrupt):
+        record_frames("video", tmp_path / "a.gif", frames(2))
+    assert not os.path.exists(f"/proc/{int(pid.read_text())}")
+    assert sorted(os.listdir(tmp_path)) == ["ffmpeg", "pid"]
+
+
 def test_a_path_is_checked_before_anything_is_played(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"the file of a video must end with .mp4 or .gif, got a.avi"):
         check_output("video", type(tmp_path)("a.avi"))

@@ -155,7 +155,10 @@ def _to_gif(program: str, frames: Path, fps: float) -> Path:
             ["-i", str(frames), "-i", str(palette), "-lavfi", f"{rate}paletteuse=dither=none:diff_mode=rectangle", str(gif)],
         ):
             process = _start(program, arguments, messages)
-            process.communicate()
+            try:
+                process.communicate()
+            finally:
+                _end(process)
             if process.returncode != 0:
                 raise _failure(messages)
     return gif
