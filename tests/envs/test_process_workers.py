@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import gymnasium
@@ -14,6 +15,7 @@ import pytest
 
 from polyak import envs
 from polyak.envs import process_workers
+from polyak.envs.env_options import EnvOptions
 from tests.envs import oracle, toys
 
 
@@ -122,6 +124,16 @@ def test_an_exception_in_the_making_is_reported_and_leaves_no_process():
     with pytest.raises(KeyError, match="the user's own"):
         made(toys.raise_key_error)
     assert multiprocessing.active_children() == []
+
+
+def test_a_function_that_cannot_be_pickled_is_an_error_and_leaves_no_process_and_no_file_open():
+    envs.make(toys.Faulty, vectorization="async").close()
+    before = len(os.listdir("/proc/self/fd"))
+    functions = [toys.Faulty, functools.partial(toys.Faulty, threading.Lock())]
+    with pytest.raises(TypeError, match="cannot pickle"):
+        process_workers.WorkerProcesses(functions, "faulty", 60.0, EnvOptions())
+    assert multiprocessing.active_children() == []
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_different_spaces_in_workers_are_rejected_and_leave_no_process(tmp_path):

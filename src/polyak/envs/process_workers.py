@@ -54,17 +54,17 @@ class WorkerProcesses:
         # Calls are numbered, so that results of an interrupted call (Ctrl-C) are not taken for results of the next call.
         self.call_number = 0
         context = multiprocessing.get_context("forkserver")
-        for index, make in enumerate(env_fns):
-            own_end, worker_end = context.Pipe()
-            arguments = (worker_end, CloudpickleWrapper(make), name, index, options)
-            process = context.Process(target=_run_worker, args=arguments, daemon=True)
-            process.start()
-            # The worker must have the only other end, so that each side detects the death of the other at once.
-            worker_end.close()
-            _limit_waits(own_end, timeout)
-            self.pipes.append(own_end)
-            self.processes.append(process)
         try:
+            for index, make in enumerate(env_fns):
+                own_end, worker_end = context.Pipe()
+                self.pipes.append(own_end)
+                arguments = (worker_end, CloudpickleWrapper(make), name, index, options)
+                process = context.Process(target=_run_worker, args=arguments, daemon=True)
+                # The worker must have the only other end, so that each side detects the death of the other at once.
+                with worker_end:
+                    process.start()
+                self.processes.append(process)
+                _limit_waits(own_end, timeout)
             self.spaces: list[tuple[Any, Any]] = self._results("start")
         except BaseException:
             self._kill()
