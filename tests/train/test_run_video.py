@@ -140,6 +140,7 @@ def test_the_command_writes_a_video(trained, tmp_path, capsys, monkeypatch):
     ("words", "message"),
     [
         ("video RUN -o a.avi", "must end with .mp4 or .gif, got a.avi"),
+        ("video RUN -o a.mp4 --output b.mp4", "--output is set more than once"),
         ("video nowhere", "nowhere: there is no such directory; a run was expected"),
         ("video", "a run directory is missing: polyak video RUN [flags]"),
         ("video RUN other", "polyak video takes one RUN; got"),

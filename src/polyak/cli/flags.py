@@ -38,6 +38,9 @@ def parse(
     Raises:
         UsageError: a flag is set twice, or is a flag of another library or algorithm.
     """
+    if "output" in field_names(kind):
+        # As one flag, so that both together are an error.
+        arguments = ["--output" if word == "-o" else word for word in arguments]
     flags = set_flags(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:

@@ -27,9 +27,7 @@ def pack(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     description = "Pack the greedy policy of RUN, with settings, scores, curve, newest video and a model card, into one file."
     try:
-        # As one flag, so that both together are an error.
-        words = ["--output" if word == "-o" else word for word in arguments]
-        directory, flags = parse_for_run(PackFlags, words, command="pack", description=description)
+        directory, flags = parse_for_run(PackFlags, arguments, command="pack", description=description)
         path = pack_run(directory, flags.output, best=flags.best)
     except (UsageError, TypeError, ValueError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)

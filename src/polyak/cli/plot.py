@@ -39,9 +39,7 @@ def plot(arguments: list[str]) -> int:
         "Draw curves of each RUN, a run directory or a directory of runs: interquartile means over seeds with 95 % intervals."
     )
     try:
-        # As one flag, so that both together are an error.
-        words = ["--output" if word == "-o" else word for word in arguments]
-        directories, flags = parse_for_runs(PlotFlags, words, command="plot", description=description)
+        directories, flags = parse_for_runs(PlotFlags, arguments, command="plot", description=description)
         draw_runs(
             *directories,
             y=flags.y,

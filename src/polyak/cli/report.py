@@ -43,14 +43,12 @@ def report(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     description = "Write one HTML file about RUN, a run directory, or that compares several runs or directories of runs."
     try:
-        # As one flag, so that both together are an error.
-        words = ["--output" if word == "-o" else word for word in arguments]
-        if any(word.split("=")[0] == "--live" for word in words):
-            if not words[0].startswith("-"):
-                raise UsageError(f"--live takes no RUN beside its directory; got {words[0]}")
-            flags = parse(ReportFlags, words, prog="polyak report", description=description)
+        if any(word.split("=")[0] == "--live" for word in arguments):
+            if not arguments[0].startswith("-"):
+                raise UsageError(f"--live takes no RUN beside its directory; got {arguments[0]}")
+            flags = parse(ReportFlags, arguments, prog="polyak report", description=description)
             return _serve(flags)
-        directories, flags = parse_for_runs(ReportFlags, words, command="report", description=description)
+        directories, flags = parse_for_runs(ReportFlags, arguments, command="report", description=description)
         if flags.port is not None:
             raise UsageError(f"--port {flags.port} needs --live DIR")
         path = write_report(*directories, output=flags.output, group_by=flags.group_by)
