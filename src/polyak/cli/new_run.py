@@ -127,8 +127,7 @@ def train_new_run(
                 prepare_seed = partial(_prepare, flags, user, name, agent, env, source, loop, devices, threads, learners)
                 return _train(prepare_seed, name, env, env_id, flags, in_parallel)
         finally:
-            if isinstance(env, HostEnv):
-                close_envs(env)
+            close_envs(env)
     except (UsageError, ValueError, TypeError, ImportError, ClusterError, RunError, VideoError) as error:
         return fail(error)
 

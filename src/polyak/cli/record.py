@@ -83,15 +83,12 @@ def record(arguments: list[str]) -> int:
         count_devices()  # Raises if JAX does not start.
         target, kwargs = env_maker(flags.env_flags, env_id)
         env = make_rendered(EnvSource(target, {"env_kwargs": kwargs}))
-    except (UsageError, TypeError, ValueError, ImportError, RuntimeError, OSError, VideoError) as error:
-        return fail(error)
-    try:
-        return _record(env, output, keys, noop, flags)
-    except (UsageError, TypeError, ValueError, ImportError, RuntimeError, OSError, VideoError) as error:
-        return fail(error)
-    finally:
-        if isinstance(env, HostEnv):
+        try:
+            return _record(env, output, keys, noop, flags)
+        finally:
             close_envs(env)
+    except (UsageError, TypeError, ValueError, ImportError, RuntimeError, OSError, VideoError) as error:
+        return fail(error)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str, str, RecordFlags]:

@@ -28,7 +28,6 @@ from polyak.cli.training_run import run_to_exit_code
 from polyak.cli.user_code import read_user_run, with_agent
 from polyak.cli.user_flags import UserGroupOfRun, resume_flags
 from polyak.core.checks import check_integer, check_number
-from polyak.core.types import HostEnv
 from polyak.loops.loop import mesh_over
 from polyak.runs import MAX_COUNT, MAX_WORKERS, OFFLINE, RunConfig, read_config
 from polyak.storage.checkpoint import CheckpointError, steps
@@ -173,8 +172,7 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             episodes, given = _eval_episodes(config, flags), resume_flags(flags.user, flags.ray_address)
             return run_to_exit_code(dataclasses.replace(training, eval_episodes=episodes, resume_flags=given))
         finally:
-            if isinstance(env, HostEnv):
-                close_envs(env)
+            close_envs(env)
 
 
 def _with_workers(config: RunConfig, flags: ResumeFlags) -> tuple[RunConfig, Workers | None]:

@@ -133,5 +133,4 @@ def _loaded(owner: str, directory: Path, flags: WatchFlags) -> Iterator[_Loaded]
             policy, env_steps = restore_policy(checkpoints, config.agent)
             yield _Loaded(run, config, policy, env_steps, env)
         finally:
-            if isinstance(env, HostEnv):
-                close_envs(env)
+            close_envs(env)

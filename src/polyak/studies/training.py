@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyak.agents import action_scaling_of, agent_class
-from polyak.core.types import Callback, HostEnv, Progress
+from polyak.core.types import Callback, Progress
 from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource
 from polyak.loops.loop import TrainingDiverged
@@ -94,8 +94,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if isinstance(self._env, HostEnv):
-            close_envs(self._env)
+        close_envs(self._env)
 
     def check(self, space: Space) -> None:
         """Check the preset's settings, and, if a space has settings of `[rnd]`, that RND takes the agent.

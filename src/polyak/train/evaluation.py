@@ -61,8 +61,10 @@ def evaluation_env(env: Env | HostEnv | None, episodes: int, given: Env | HostEn
         close_envs(copy)
 
 
-def close_envs(env: HostEnv) -> None:
+def close_envs(env: Env | HostEnv) -> None:
     """Close environments; an exception in `close` becomes a warning, so that the result of training is not lost."""
+    if not isinstance(env, HostEnv):
+        return
     try:
         env.close()
     except Exception as error:

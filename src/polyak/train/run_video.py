@@ -205,7 +205,7 @@ def _loaded(
     policy, env_steps = restore_policy(checkpoints, config.agent)
     with ExitStack() as stack:
         made = env if isinstance(env, Env | HostEnv) else make_rendered(run_source(config, env))
-        if made is not env and isinstance(made, HostEnv):
+        if made is not env:
             stack.callback(close_envs, made)
         check_spec(owner, config.agent.spec, made.spec)
         check_images(owner, made)
