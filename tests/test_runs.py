@@ -19,7 +19,7 @@ from polyak.agents import AGENTS, agent_class
 from polyak.runs import FORMAT, RunConfig, read_config, run_key
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
-from polyak.storage.progress import replay_path, save_progress
+from polyak.storage.progress import replay_path, save_state, snapshot_of
 from polyak.storage.run_directory import Run, RunError, create, open_run
 from tests.mutated import mutated
 
@@ -60,7 +60,7 @@ def trained(directory, network=None):
     agent = polyak.PPO(spec=env.spec, network=network, num_steps=8, num_epochs=1, num_minibatches=1)
     with create(directory, config_for(agent).to_json()) as run:
         result = polyak.train.run(agent, env, env_steps=16, key=run_key(0))
-        save_progress(run, result.progress, result.loop_state)
+        save_state(run, result.progress, result.loop_state, snapshot_of(result.progress))
     return agent, agent.policy(result.state)
 
 

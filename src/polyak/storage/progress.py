@@ -42,29 +42,9 @@ def replay_path(agent: Any) -> str | None:
     return f".agent.{agent.replay_field}" if isinstance(agent, HasReplay) else None
 
 
-def save_progress(
-    run: Run,
-    progress: Progress,
-    state: PyTree,
-    *,
-    keep: int = 3,
-    allow_nonfinite: bool = False,
-    directory: Path | None = None,
-    replay: str | None = None,
-    save_replay: bool = True,
-) -> Path:
-    """Save the loop's state with a snapshot of the host environment; see `save_state`."""
-    return save_state(
-        run,
-        progress,
-        state,
-        None if progress.env is None else progress.env.snapshot(),
-        keep=keep,
-        allow_nonfinite=allow_nonfinite,
-        directory=directory,
-        replay=replay,
-        save_replay=save_replay,
-    )
+def snapshot_of(progress: Progress) -> dict[str, Any] | None:
+    """Return the state of the host environment; None without one, or if it has none."""
+    return None if progress.env is None else progress.env.snapshot()
 
 
 def save_state(
@@ -74,7 +54,6 @@ def save_state(
     snapshot: dict[str, Any] | None,
     *,
     keep: int = 3,
-    allow_nonfinite: bool = False,
     directory: Path | None = None,
     replay: str | None = None,
     save_replay: bool = True,
@@ -91,7 +70,6 @@ def save_state(
         state: the loop's state.
         snapshot: the state of a host environment, or None.
         keep: number of checkpoints to keep.
-        allow_nonfinite: save an agent's state even if it contains NaN or infinity.
         directory: directory of the checkpoints; None is the run's.
         replay: the path of the replay in the state, of which only parts that have changed are written again.
         save_replay: False leaves the replay out, and a resumed run fills the replay again.
@@ -122,7 +100,6 @@ def save_state(
         meta=meta,
         keep=keep,
         overwrite=True,
-        allow_nonfinite=allow_nonfinite,
         finite=".agent",
         segmented=replay if save_replay else None,
         omitted=None if save_replay else replay,

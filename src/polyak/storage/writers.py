@@ -11,7 +11,7 @@ from polyak.core.types import Callback, Progress, PyTree
 from polyak.core.warn import warn
 from polyak.storage.checkpoint import steps
 from polyak.storage.files import append
-from polyak.storage.progress import save_progress
+from polyak.storage.progress import save_state, snapshot_of
 from polyak.storage.run_directory import Run, package_version
 from polyak.storage.run_files import make_directory
 
@@ -102,7 +102,6 @@ def checkpointer(
     every: int,
     *,
     keep: int = 3,
-    allow_nonfinite: bool = False,
     replay: str | None = None,
     save_replay: bool = True,
 ) -> Callback:
@@ -115,7 +114,6 @@ def checkpointer(
         run: the run.
         every: environment steps between checkpoints.
         keep: number of checkpoints to keep.
-        allow_nonfinite: save an agent's state even if it contains NaN or infinity.
         replay: the path of the replay in the state, from `polyak.storage.progress.replay_path`; parts that have not changed
             since the last checkpoint are not written again.
         save_replay: False leaves the replay out.
@@ -136,9 +134,7 @@ def checkpointer(
         if last is None:
             last = max((step for step in steps(run.checkpoints) if step <= now), default=0)
         if now - last >= every or (now >= progress.target_env_steps and now > last):
-            save_progress(
-                run, progress, state, keep=keep, allow_nonfinite=allow_nonfinite, replay=replay, save_replay=save_replay
-            )
+            save_state(run, progress, state, snapshot_of(progress), keep=keep, replay=replay, save_replay=save_replay)
             last = now
 
     return callback

@@ -16,7 +16,7 @@ from polyak.envs.source import EnvSource, source_of
 from polyak.loops.evaluate import Evaluation, UnendedEpisodes, evaluate
 from polyak.loops.loop import check_made, check_spec
 from polyak.runs import RunConfig, run_key
-from polyak.storage.progress import replay_path, save_progress
+from polyak.storage.progress import replay_path, save_state, snapshot_of
 from polyak.storage.run_directory import Run
 from polyak.train.display import Display
 
@@ -198,8 +198,8 @@ class PeriodicEvaluation:
             self._best, self.best_policy = evaluation.mean_return, policy
             if self._run is not None:
                 # Without the replay: the checkpoint is for its policy only, and no run resumes from it.
-                replay = replay_path(self._agent)
-                save_progress(self._run, progress, state, keep=1, directory=self._run.best, replay=replay, save_replay=False)
+                run, snapshot, replay = self._run, snapshot_of(progress), replay_path(self._agent)
+                save_state(run, progress, state, snapshot, keep=1, directory=run.best, replay=replay, save_replay=False)
         if self._display is not None:
             saved = "" if self._run is None else f", saved in {self._run.best.name}/"
             best = f" (best{saved})" if is_best else ""

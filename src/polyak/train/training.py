@@ -21,7 +21,7 @@ from polyak.replay.replay import ReplayState
 from polyak.runs import OFFLINE, RunConfig, read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
-from polyak.storage.progress import replay_path, save_state
+from polyak.storage.progress import replay_path, save_state, snapshot_of
 from polyak.storage.run_directory import WORKER_OUTPUT, Run, RunError
 from polyak.storage.writers import checkpointer, jsonl_logger, tensorboard_logger, with_time
 from polyak.train.display import Display, Screen, show_progress
@@ -245,7 +245,7 @@ def make_result(training: Training, trained: TrainResult, snapshot: dict[str, An
 def save_last(training: Training, trained: TrainResult) -> dict[str, Any] | None:
     """Save the final state, unless the checkpointer has just saved it; returns the host environment's snapshot."""
     run, progress = training.run, trained.progress
-    snapshot = progress.env.snapshot() if progress.env else None
+    snapshot = snapshot_of(progress)
     if run is not None and progress.env_steps not in steps(run.checkpoints):
         replay, save_replay = replay_path(training.config.agent), training.config.checkpoint_replay
         save_state(run, progress, trained.loop_state, snapshot, replay=replay, save_replay=save_replay)
