@@ -14,7 +14,7 @@ import polyak
 from polyak.runs import read_config, run_key
 from polyak.storage.checkpoint import restore
 from polyak.storage.run_directory import open_run
-from polyak.train.evaluation import make_env
+from polyak.train.evaluation import make_again
 
 SETTINGS = "--hidden 4 --num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --eval-episodes 2"
 
@@ -88,8 +88,9 @@ def last_checkpoint(run):
 
 def check_that_its_config_runs_again_to_the_same_bits(run):
     """A training of what config.json says ends with the parameters of the newest checkpoint."""
-    config = read_config(open_run(run))
-    env = make_env(config, config.num_envs)
+    stored = open_run(run)
+    config = read_config(stored)
+    env = make_again(stored, config, None, config.num_envs)
     result = polyak.train.run(
         config.agent, env, env_steps=config.env_steps, key=run_key(config.seed), report_every=config.report_every
     )

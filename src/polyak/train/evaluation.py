@@ -24,16 +24,29 @@ from polyak.train.display import Display
 REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/success_rate"
 
 
-def make_env(config: RunConfig, num_envs: int) -> Env | HostEnv:
-    """Create copies of the run's environment, with its settings."""
-    return envs.make(
-        config.env,
-        num_envs=num_envs,
-        action_scaling=config.action_scaling,
-        env_kwargs=config.env_kwargs,
-        import_modules=False,
-        **config.env_options,
-    )
+def run_source(config: RunConfig, target: str | Callable[[], Any] | None = None) -> EnvSource:
+    """Return the source of a run's environment, or of another one with the same action scaling."""
+    if target is not None:
+        return EnvSource(target, {"action_scaling": config.action_scaling})
+    options = {"action_scaling": config.action_scaling, "env_kwargs": config.env_kwargs, "import_modules": False}
+    return EnvSource(config.env, options | dict(config.env_options))
+
+
+def make_again(run: Run, config: RunConfig, env: Any, num_envs: int) -> Env | HostEnv:
+    """Create the environments of a run that is resumed, or of another source, `env`; existing ones are returned.
+
+    Raises:
+        ValueError: the environment is user-defined and not given.
+    """
+    if isinstance(env, Env | HostEnv):
+        return env
+    if env is None and config.is_user_env:
+        raise ValueError(
+            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is a user-defined environment, which a run "
+            "does not store; pass env=..., as in the training"
+        )
+    source = run_source(config, env)
+    return envs.make(source.id, num_envs=num_envs, **source.options)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from polyak import envs
 from polyak.core.types import Env, HostEnv
 from polyak.loops.loop import check_spec
 from polyak.loops.offline_loop import start_offline
@@ -16,7 +15,7 @@ from polyak.storage.checkpoint import restore
 from polyak.storage.progress import check_unchanged_settings, read_progress
 from polyak.storage.run_directory import Run
 from polyak.train.agent_settings import store_agent_settings
-from polyak.train.evaluation import make_env
+from polyak.train.evaluation import make_again
 from polyak.train.new_training import close_if_made
 from polyak.train.training import Start, Training
 
@@ -46,17 +45,7 @@ def envs_of_offline_run(
     if given is None and not (episodes or config.eval_every):
         yield None
         return
-    if given is None and config.is_user_env:
-        raise ValueError(
-            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is a user-defined environment, which a run "
-            "does not store; pass env=..., as in the training"
-        )
-    if given is None:
-        made = make_env(config, config.num_envs)
-    elif isinstance(given, Env | HostEnv):
-        made = given
-    else:
-        made = envs.make(given, num_envs=config.num_envs, action_scaling=config.action_scaling)
+    made = make_again(run, config, given, config.num_envs)
     try:
         yield made
     finally:

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import jax
 
-from polyak import envs
 from polyak.core.checks import check_integer
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
@@ -30,7 +29,7 @@ from polyak.train.agent_settings import check_agent_settings, store_agent_settin
 from polyak.train.compilation_cache import compilation_cache as cached_programs
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
-from polyak.train.evaluation import check_eval_env, make_env, require_source
+from polyak.train.evaluation import check_eval_env, make_again, require_source
 from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made, with_goals
 from polyak.train.offline_resumption import check_offline, offline_resumption
@@ -112,7 +111,7 @@ def resume(
         if not is_jax_started():
             configure_devices(1 if group else config.devices, config.loop, config.num_envs)
         config, split = with_workers(config, workers)
-        made = _make_again(run, config, env, split, should_stop)
+        made = _make_envs(run, config, env, split, should_stop)
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
             check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every)
@@ -137,30 +136,18 @@ def _check_here(group: Learners | None, **is_set: bool) -> None:
             raise ValueError(f"polyak.resume: {name} must be left out with learners={group.number}, which train elsewhere")
 
 
-def _make_again(run: Run, config: RunConfig, env: Any, split: Workers | None, should_stop: Callable[[], bool]) -> Env | HostEnv:
+def _make_envs(run: Run, config: RunConfig, env: Any, split: Workers | None, should_stop: Callable[[], bool]) -> Env | HostEnv:
     """Create the run's environments, or use the given ones, and split them over workers.
 
     Raises:
         ValueError: the environment is user-defined and not given; or an existing environment is combined with workers.
     """
-    if env is None and config.is_user_env:
-        raise ValueError(
-            f"polyak.resume: env must be passed: {config.env!r} of {run.directory} is a user-defined environment, which a run "
-            "does not store; pass env=..., as in the training"
-        )
-    if split is not None and isinstance(env, Env | HostEnv):
+    if split is None:
+        return make_again(run, config, env, config.num_envs)
+    if isinstance(env, Env | HostEnv):
         got = type(env).__name__
         raise ValueError(f"polyak.resume: env must be a name or a function with workers, which make it, got {got}")
-    copies = 1 if split else config.num_envs
-    if isinstance(env, Env | HostEnv):
-        made = env
-    elif env is None:
-        made = make_env(config, copies)
-    else:
-        made = envs.make(env, num_envs=copies, action_scaling=config.action_scaling)
-    if split is None:
-        return made
-    parts = split_over_workers(made, config.num_envs, split)
+    parts = split_over_workers(make_again(run, config, env, 1), config.num_envs, split)
     parts.group.should_stop = should_stop
     return parts
 

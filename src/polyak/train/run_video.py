@@ -1,7 +1,7 @@
 """`polyak.video` and `polyak.watch`: the greedy policy of a run in a file or a window."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,10 @@ from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Env, HostEnv, Policy
 from polyak.envs.rendered_env import make_rendered
-from polyak.envs.source import EnvSource
 from polyak.loops.loop import check_spec
 from polyak.runs import RunConfig, check_seed, open_checkpoints, read_config, restore_policy
 from polyak.storage.run_directory import BEST, Run, is_run_file
-from polyak.train.evaluation import close_envs, evaluation_key
+from polyak.train.evaluation import close_envs, evaluation_key, run_source
 from polyak.videos.encoder import check_output
 from polyak.videos.play import Frame, Number, check_images, check_numbers, play
 from polyak.videos.record import DEFAULT_FPS, Video, check_fps, record_frames
@@ -210,11 +209,3 @@ def _loaded(
         check_spec(owner, config.agent.spec, made.spec)
         check_images(owner, made)
         yield stored, policy, made, env_steps, config
-
-
-def run_source(config: RunConfig, target: str | Callable[[], Any] | None = None) -> EnvSource:
-    """Return the source of a run's environment, or of another one with the same action scaling."""
-    if target is not None:
-        return EnvSource(target, {"action_scaling": config.action_scaling})
-    options = {"action_scaling": config.action_scaling, "env_kwargs": config.env_kwargs, "import_modules": False}
-    return EnvSource(config.env, options | dict(config.env_options))
