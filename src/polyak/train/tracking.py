@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from polyak.core.types import Callback, Progress, PyTree
 from polyak.core.warn import warn
@@ -37,24 +38,23 @@ class TrackedRun:
             # Videos of the time before a resume are logged already.
             self._videos = set() if progress.run_dir is None else _videos_in(progress.run_dir, until=progress.env_steps - 1)
             if progress.settings:
-                self._try(lambda: self._tracker.log_settings(progress.settings))
-        self._try(lambda: self._tracker.log_metrics(with_time(progress, metrics), progress.env_steps))
+                self._try(self._tracker.log_settings, progress.settings)
+        self._try(self._tracker.log_metrics, with_time(progress, metrics), progress.env_steps)
         if progress.run_dir is not None:
             for path in sorted(_videos_in(progress.run_dir, until=progress.env_steps) - self._videos):
                 self._videos.add(path)
-                self._try(lambda path=path: self._tracker.log_video(path, progress.env_steps))  # type: ignore[misc]
+                self._try(self._tracker.log_video, path, progress.env_steps)
 
     def close(self, run: Run) -> None:
         """Log the last and the best checkpoint as run directories that `polyak.load_policy` takes, and end the tracked run."""
         for name, directory in (("checkpoint", run.checkpoints), ("best", run.best)):
             if found := find(directory):
-                files = _files_of(run, found[max(found)])
-                self._try(lambda name=name, files=files: self._tracker.log_files(name, files))  # type: ignore[misc]
+                self._try(self._tracker.log_files, name, _files_of(run, found[max(found)]))
         self._try(self._tracker.close)
 
-    def _try(self, log: Callable[[], None]) -> None:
+    def _try(self, log: Callable[..., None], *args: Any) -> None:
         try:
-            log()
+            log(*args)
         except Exception as error:  # Trackers raise any exception.
             if not self._has_warned:
                 self._has_warned = True
