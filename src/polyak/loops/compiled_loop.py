@@ -186,8 +186,8 @@ def _program(env: Env, mesh: Mesh | None, shape: tuple[Any, ...]) -> tuple[Any, 
     return jax.jit(partial(run_chunk, body), donate_argnums=1), no_metrics(body, shape)
 
 
-def no_metrics(body: Body, shape: tuple[Any, ...]) -> PackedMetrics:
-    """Return the metrics of no iterations, on the host, for arguments of a shape from `shape_of`."""
+def no_metrics(body: Callable[..., tuple[Any, ...]], shape: tuple[Any, ...]) -> PackedMetrics:
+    """Return the metrics, last in the body's result, of no iterations, on the host; `shape` is from `shape_of`."""
     metrics = jax.eval_shape(body, *jax.tree.unflatten(*shape[:2]))[-1]
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics)
 

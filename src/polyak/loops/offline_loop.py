@@ -7,11 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from polyak.core.types import Agent, Callback, EndedEpisodes, HasReplay, Metrics, Rollout, State
-from polyak.loops.compiled_loop import CHUNK_SECONDS, iterations_for
+from polyak.loops.compiled_loop import CHUNK_SECONDS, iterations_for, no_metrics
 from polyak.loops.episodes import EpisodeTotals
 from polyak.loops.loop import LoopState, Reporter, Target, TrainResult, first_state
 from polyak.loops.metrics import PackedMetrics
@@ -111,8 +110,7 @@ def start_offline(agent: Agent[Any], key: PRNGKeyArray, data: Rollout | None) ->
 def _program(shape: tuple[Any, ...]) -> tuple[Any, PackedMetrics]:
     """Return the program of a number of gradient steps, jitted, and empty metrics."""
     step = jax.jit(_step, inline=True)
-    metrics = jax.eval_shape(step, *jax.tree.unflatten(*shape[:2]))[1]
-    return jax.jit(partial(_steps, step), donate_argnums=1), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), metrics)
+    return jax.jit(partial(_steps, step), donate_argnums=1), no_metrics(step, shape)
 
 
 def _step(agent: Any, state: LoopState) -> tuple[LoopState, PackedMetrics]:
