@@ -1,6 +1,5 @@
 """Create batches of environments, from a name, a function, an environment or a vector environment."""
 
-import contextlib
 import importlib
 import inspect
 import math
@@ -16,7 +15,7 @@ from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
 from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, PACKAGES
 from polyak.envs.built_in import DYNAMICS
-from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, named_batch
+from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, closing_on_error, named_batch
 from polyak.envs.info_reader import check_info_metrics
 from polyak.envs.libraries import is_from
 from polyak.envs.source import EnvSource, can_make_again
@@ -152,13 +151,8 @@ def _make_on_host(id: Any, options: BatchOptions, arguments: Mapping[str, Any], 
     source = EnvSource(id, arguments) if can_make_again(id) else None
     name, batch = named_batch(id, options, arguments["env_kwargs"], import_modules)
     checks = {option: arguments[option] for option in ("action_scaling", "nonfinite", "out_of_bounds")}
-    try:
+    with closing_on_error([batch]):
         return GymnasiumEnv(batch, name, source=source, **checks)
-    except BaseException:
-        # End the worker processes; the first error is raised.
-        with contextlib.suppress(Exception):
-            batch.close()
-        raise
 
 
 def _choose_reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynamics, num_envs: int) -> int | None:

@@ -72,7 +72,7 @@ def _batch_by_name(id: str, options: BatchOptions, settings: dict[str, Any], imp
             # Only `gymnasium.make` takes the option of the checker.
             own_settings = {name: value for name, value in settings.items() if name != "disable_env_checker"}
             own = gymnasium.make_vec(spec, num_envs=options.num_envs, vectorization_mode="vector_entry_point", **own_settings)
-            with _closing_on_error([own]):
+            with closing_on_error([own]):
                 return _vector_batch(own, id, options)
         _check_render_mode(id, settings, spec.entry_point)
         # `GymnasiumEnv` checks every step, Gymnasium's checker only the first two. The registration is passed along because a
@@ -82,7 +82,7 @@ def _batch_by_name(id: str, options: BatchOptions, settings: dict[str, Any], imp
 
 
 @contextlib.contextmanager
-def _closing_on_error(envs: Sequence[Any]) -> Iterator[None]:
+def closing_on_error(envs: Sequence[Any]) -> Iterator[None]:
     """Close the existing environments if the block fails; the first error is raised."""
     try:
         yield
@@ -150,16 +150,13 @@ def _single_batch(make_env: Callable[[], Any], name: str, options: BatchOptions)
 
     if options.vectorization != "async":
         envs: list[Any] = []
-        with _closing_on_error(envs):
+        with closing_on_error(envs):
             for _ in range(options.num_envs):
                 envs.append(make_env())
             return SingleBatch(InProcessEnvs(envs, name, options.env), name)
     workers = WorkerProcesses([make_env] * options.num_envs, name, options.timeout, options.env)
-    try:
+    with closing_on_error([workers]):
         return SingleBatch(workers, name)
-    except BaseException:
-        workers.close()
-        raise
 
 
 def _batch_of_object(id: Any, options: BatchOptions) -> tuple[str, Any]:
