@@ -17,11 +17,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.wrappers.utils import RunningMeanStd
 
 from polyak.core.warn import warn
+from polyak.envs.env_options import layers_of
 
 # Gymnasium's environments with all state in attributes; the state of Box2D is in C++.
 KNOWN_MODULES = (
@@ -75,7 +75,7 @@ def save(env: Any, report: Callable[[str], None]) -> dict[str, Any] | None:
         report: called with the reason if `get_state` and `set_state` of a layer give no snapshot.
     """
     states = []
-    for layer in _layers(env):
+    for layer in layers_of(env):
         state = save_layer(layer, report)
         if state is None:
             return None
@@ -89,22 +89,12 @@ def load(env: Any, snapshot: dict[str, Any]) -> None:
     Raises:
         ValueError: the snapshot is of another environment; nothing is changed.
     """
-    layers, states = _layers(env), snapshot["layers"]
+    layers, states = layers_of(env), snapshot["layers"]
     expected, got = ([_name(layer) for layer in layers], [state["class"] for state in states])
     if got != expected:
         raise ValueError(f"the snapshot must be of {' in '.join(expected)}, got {' in '.join(got)}")
     for layer, state in zip(layers, states, strict=True):
         load_layer(layer, state)
-
-
-def _layers(env: Any) -> list[Any]:
-    """Return all layers, from the outermost wrapper to the environment itself."""
-    layers = [env]
-    # `env.unwrapped` of an adapter to another library may not be a Gymnasium environment.
-    while isinstance(env, gymnasium.Wrapper):
-        env = env.env
-        layers.append(env)
-    return layers
 
 
 def _name(layer: Any) -> str:
