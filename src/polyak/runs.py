@@ -16,7 +16,6 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.struct import check_settings, choice, integer, number
 from polyak.core.suggestions import unknown_name
 from polyak.core.types import Agent, Policy
-from polyak.export.archive import SPEC_CLASSES
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import MLP, NatureCNN
@@ -27,7 +26,7 @@ from polyak.ops import schedules
 from polyak.replay import HindsightReplay, MixedReplay, PrioritizedReplay, SequenceReplay, UniformReplay
 from polyak.replay.returns import ReturnReplay
 from polyak.storage.checkpoint import restore
-from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.config import SPEC_CLASSES, ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
 from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
 
@@ -213,7 +212,7 @@ def config_classes() -> dict[str, type]:
     networks = (Actor, Critics, MLP, NatureCNN, LSTM, GRU, PolicyAndValue, QValues, Quantiles, *pairs)
     replays = (HindsightReplay, MixedReplay, PrioritizedReplay, ReturnReplay, SequenceReplay, UniformReplay)
     agents = map(agent_class, WRAPPERS | AGENTS)
-    return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES, *SPEC_CLASSES)}
+    return {cls.__name__: cls for cls in (*agents, *networks, *replays, *schedules.SCHEDULES)} | SPEC_CLASSES
 
 
 def read_config(run: Run, agent: Any = None) -> RunConfig:

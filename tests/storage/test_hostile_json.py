@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from polyak.export.archive import HEADER, SPEC_CLASSES, ExportError, make_header, read_export
+from polyak.export.archive import HEADER, ExportError, make_header, read_export
 from polyak.storage.checkpoint import CheckpointError, save
-from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.config import SPEC_CLASSES, ConfigError, from_json, to_json
 from polyak.storage.directory import MANIFEST, directory_name
 from polyak.storage.files import dump_json
 from polyak.storage.manifest import read_manifest_json
@@ -40,7 +40,7 @@ MIB = 2**20
 
 def config(data, folder):
     (folder / "config.json").write_bytes(data)
-    return from_json(read_object(folder / "config.json"), {cls.__name__: cls for cls in SPEC_CLASSES})
+    return from_json(read_object(folder / "config.json"), SPEC_CLASSES)
 
 
 def manifest(data, folder):

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core import spaces
 from polyak.core.space_check import obs_specs, read_leaves
 from polyak.core.spaces import EnvSpec, Space, leaf_keys, unflatten
 from polyak.data.arrays import ACTION, DONE, FINAL, LOG_PROB, NEXT, OBS, REWARD, TERMINATED, TRUNCATED, from_arrays
 from polyak.data.content import native_action_specs, same_spaces
 from polyak.data.data_set import DataSet
 from polyak.loops.replay_memory import available_memory
-from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.config import SPEC_CLASSES, ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, open_regular, parse_json, write_file
 
 ARRAYS = (OBS, ACTION, REWARD, NEXT, FINAL, LOG_PROB, *TERMINATED, *TRUNCATED, *DONE)
@@ -27,8 +26,6 @@ SPEC = "spec"
 ESCAPES = str.maketrans({character: f"%{ord(character):02X}" for character in "%/\\\0"})
 """Characters of keys that a path in an archive cannot have."""
 
-SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
-SPEC_CLASSES = {cls.__name__: cls for cls in (spaces.EnvSpec, *SPACES)}
 FORMAT_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError)
 DAMAGE = (*FORMAT_ERRORS, LookupError, AssertionError, RuntimeError, MemoryError)
 """Errors of zipfile, NumPy and h5py for files that are cut or damaged; NotImplementedError is a RuntimeError."""

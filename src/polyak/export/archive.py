@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import write_array
 
-from polyak.core import spaces
 from polyak.core.spaces import EnvSpec, Space, leaf_spaces
 from polyak.export.policy_function import mask_inputs
 from polyak.policies.numpy_reader import array_of
-from polyak.storage.config import ConfigError, from_json, to_json
+from polyak.storage.config import SPEC_CLASSES, ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, parse_json, read_bytes, write_file
 
 FORMAT = 1
@@ -41,11 +40,6 @@ ONNX_HASH = ("polyak_sha256", "0" * 64)
 """Metadata entry of an ONNX file; `seal_onnx` fills in the hash."""
 
 Kind = Literal["stablehlo", "onnx", "numpy"]
-
-SPEC_CLASSES: tuple[type, ...] = (
-    *(spaces.EnvSpec, spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple),
-)
-"""Classes that the spaces in a file may use."""
 
 _NOT_A_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, struct.error, OverflowError)
 
@@ -227,9 +221,8 @@ def _describe_member(data: bytes) -> dict[str, Any]:
 
 
 def _parse_header(header: dict[str, Any], members: Mapping[str, bytes], what: str) -> Export:
-    classes = {cls.__name__: cls for cls in SPEC_CLASSES}
     try:
-        spec = from_json(header["spec"], classes, what=f"{what}: spec")
+        spec = from_json(header["spec"], SPEC_CLASSES, what=f"{what}: spec")
         inputs, outputs = (_parse_arrays(header[name]) for name in ("inputs", "outputs"))
         kind, about, jax_version = header["kind"], header["about"], str(header["jax"])[:40]
     except (ConfigError, KeyError, TypeError, ValueError) as error:

@@ -6,10 +6,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.suggestions import unknown_name
 from polyak.storage.json import decode, encode, reject
 
 AS_AGENT = "as agent= (--agent in a shell)"
+
+SPEC_CLASSES: dict[str, type] = {cls.__name__: cls for cls in (EnvSpec, Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple)}
+"""Classes that the spaces in a file may use, by name."""
 
 
 class ConfigError(ValueError):
