@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, EnvSpec
-from polyak.importers.imported_weights import check_spaces, make_policy, read_arrays
+from polyak.importers.imported_weights import check_spaces, make_policy, read_arrays, torso, widths
 from polyak.networks.actor import Actor
 from polyak.networks.layers import Activation
 from polyak.ops.normalize import ObsNormalizer, RunningStats
@@ -66,8 +66,8 @@ def from_brax(
     *dense, last = layers
     # The last layer has the means, and then the parameters of the standard deviations.
     linear = {part: array[..., : array.shape[-1] // 2] for part, array in last.items()}
-    params: dict[str, Any] = {"actor": {"dense": {"layers": dict(enumerate(dense))}}, "policy": {"linear": linear}}
-    network = Actor(tuple(int(layer["bias"].size) for layer in dense), activation=activation, std="fixed")
+    params: dict[str, Any] = {"actor": torso(dense), "policy": {"linear": linear}}
+    network = Actor(widths(dense), activation=activation, std="fixed")
     normalizer = _normalizer(arrays, spec, path, obs_key) if normalize_obs else None
     return Greedy(make_policy(OWNER, str(path), spec, network, params, normalizer, squash=True))
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import EnvSpec, check_env_spec
-from polyak.importers.imported_weights import check_spaces, make_policy
+from polyak.importers.imported_weights import check_spaces, make_policy, torso, widths
 from polyak.networks.actor import Actor
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue, Std
@@ -144,8 +144,8 @@ def _actor_critic(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[
         policy["log_std"] = {"all": weights.take_log_sigma("log_std", policy_kwargs, policy["linear"])}
     elif log_std is not None:
         policy["log_std"] = {"all": weights.remaining.pop("log_std")}
-    params = {"actor": _torso(actor), "critic": _torso(critic), "policy": policy, "value": weights.take_layer("value_net")}
-    hidden, value_hidden = _widths(actor), _widths(critic)
+    params = {"actor": torso(actor), "critic": torso(critic), "policy": policy, "value": weights.take_layer("value_net")}
+    hidden, value_hidden = widths(actor), widths(critic)
     activation = _activation(policy_kwargs, "Tanh")
     head = PolicyAndValue(std=std, value_hidden=None if hidden == value_hidden else value_hidden)
     return MLP(hidden, activation=activation, head=head), params
@@ -157,8 +157,8 @@ def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, 
     if not any(name.startswith("actor.log_std") for name in weights.remaining):
         *layers, head = weights.take_layers("actor.mu") or [weights.take_layer("actor.mu.0")]
         # Without a distribution of its own, its samples are the greedy action.
-        network = Actor(_widths(layers), activation=activation, std="fixed", log_std=LOG_STD_RANGE[0])
-        return network, {"actor": _torso(layers), "policy": {"linear": head}}
+        network = Actor(widths(layers), activation=activation, std="fixed", log_std=LOG_STD_RANGE[0])
+        return network, {"actor": torso(layers), "policy": {"linear": head}}
     layers = weights.take_layers("actor.latent_pi")
     has_sde = "actor.log_std" in weights.remaining
     has_limit = "actor.mu.0.weight" in weights.remaining
@@ -168,16 +168,8 @@ def _actor(weights: _Weights, policy_kwargs: Mapping[str, Any]) -> tuple[Actor, 
     else:
         policy["scales"] = {"all": weights.take_layer("actor.log_std")}
     limit = policy_kwargs.get("clip_mean", CLIP_MEAN) if has_limit else None
-    network = Actor(_widths(layers), activation=activation, std="sde" if has_sde else "state", clip_mean=limit)
-    return network, {"actor": _torso(layers), "policy": policy}
-
-
-def _torso(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"dense": {"layers": dict(enumerate(layers))}}
-
-
-def _widths(layers: list[dict[str, Any]]) -> tuple[int, ...]:
-    return tuple(int(layer["bias"].size) for layer in layers)
+    network = Actor(widths(layers), activation=activation, std="sde" if has_sde else "state", clip_mean=limit)
+    return network, {"actor": torso(layers), "policy": policy}
 
 
 def _activation(policy_kwargs: Mapping[str, Any], default: str) -> Literal["tanh", "relu", "elu", "silu"]:

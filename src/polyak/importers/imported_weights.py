@@ -3,6 +3,7 @@
 import io
 import os
 import zipfile
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -54,8 +55,7 @@ def read_arrays(owner: str, path: str | os.PathLike[str]) -> dict[str, npt.NDArr
     Raises:
         ValueError: the file is damaged, or no such archive.
     """
-    with open(path, "rb") as file:
-        data = file.read()
+    data = Path(path).read_bytes()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > len(data):
@@ -63,6 +63,16 @@ def read_arrays(owner: str, path: str | os.PathLike[str]) -> dict[str, npt.NDArr
             return {name.removesuffix(".npy"): array_of(archive.read(name)) for name in archive.namelist()}
     except (zipfile.BadZipFile, EOFError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{owner}: {path} is not an archive of arrays that np.savez wrote: {error}") from error
+
+
+def torso(layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parameters of these dense layers in polyak's tree."""
+    return {"dense": {"layers": dict(enumerate(layers))}}
+
+
+def widths(layers: list[dict[str, Any]]) -> tuple[int, ...]:
+    """The outputs of each layer."""
+    return tuple(int(layer["bias"].size) for layer in layers)
 
 
 def make_policy(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.spaces import Box, EnvSpec
-from polyak.importers.imported_weights import check_spaces, make_policy, read_arrays
+from polyak.importers.imported_weights import check_spaces, make_policy, read_arrays, torso, widths
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.layers import Activation
@@ -62,23 +62,22 @@ def from_tf_agents(
     check_spaces(OWNER, spec)
     left = _read_arrays(path)
     normalizer = _normalizer(left, spec, path)
-    params: dict[str, Any] = {
-        "actor": {"dense": {"layers": dict(enumerate(_dense(left, ACTOR)))}},
-        "critic": {"dense": {"layers": dict(enumerate(_dense(left, CRITIC)))}},
+    actor, critic = _dense(left, ACTOR), _dense(left, CRITIC)
+    params = {
+        "actor": torso(actor),
+        "critic": torso(critic),
         "policy": _policy_head(left, spec, path),
         "value": _layer(left, next((found[1] for name in left if (found := VALUE.fullmatch(name))), CRITIC), path),
     }
     if left:
         raise ValueError(f"{OWNER}: {path} has {min(left)!r}, which polyak's dense networks do not have")
-    actor, critic = (
-        tuple(int(layer["bias"].size) for layer in params[name]["dense"]["layers"].values()) for name in ("actor", "critic")
-    )
+    hidden, value_hidden = widths(actor), widths(critic)
     head = PolicyAndValue(
         squash_mean=isinstance(spec.action, Box),
-        value_hidden=None if critic == actor else critic,
+        value_hidden=None if value_hidden == hidden else value_hidden,
         value_activation=value_activation,
     )
-    return make_policy(OWNER, str(path), spec, MLP(actor, activation=activation, head=head), params, normalizer)
+    return make_policy(OWNER, str(path), spec, MLP(hidden, activation=activation, head=head), params, normalizer)
 
 
 def _read_arrays(path: str | os.PathLike[str]) -> dict[str, npt.NDArray[np.float32]]:
