@@ -1,5 +1,6 @@
 """A trained policy as one file: a zip archive with the files of a run directory, of which one checkpoint without replay."""
 
+import io
 import re
 import tempfile
 import zipfile
@@ -40,13 +41,12 @@ def write_pack(path: Path, members: Mapping[str, bytes]) -> None:
     if sum(map(len, members.values())) > MAX_PACK_BYTES:
         raise RunError(f"{path}: cannot be written: a pack has at most {MAX_PACK_BYTES:,} bytes")
     assert all(_MEMBERS.fullmatch(name) for name in members), members.keys()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(zipfile.ZipInfo(name, _TIME), data, zipfile.ZIP_DEFLATED)
     try:
-        with tempfile.TemporaryFile() as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                for name, data in members.items():
-                    archive.writestr(zipfile.ZipInfo(name, _TIME), data, zipfile.ZIP_DEFLATED)
-            file.seek(0)
-            write_file(path, file.read(), shared=True)
+        write_file(path, packed.getvalue(), shared=True)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
