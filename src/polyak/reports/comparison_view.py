@@ -12,7 +12,7 @@ from polyak.core.printing import format_number
 from polyak.core.tags import RETURN
 from polyak.core.text_table import NOTHING
 from polyak.reports.charts import STEPS, TIME, Chart, Line
-from polyak.reports.curves import POINTS, Curves, Group, Samples, XAxis, elapsed_seconds, group_runs, make_curves
+from polyak.reports.curves import POINTS, Curves, Group, Samples, XAxis, elapsed_seconds, group_runs, line_of, make_curves
 from polyak.reports.flat_settings import find_differences
 from polyak.reports.preset_settings import setting_text
 from polyak.reports.records import RunRecord
@@ -188,13 +188,10 @@ def _final_scores(groups: Sequence[Group], samples: Samples, tag: str, x: XAxis)
     ends: dict[bool, list[float]] = {True: [], False: []}
     for group in groups:
         for record in group.records:
-            columns = samples.columns[record.name]
-            axis = columns[ENV_STEPS] if x == "env_steps" else elapsed_seconds(columns)
-            values = columns.get(tag, np.full(len(axis), np.nan))
-            finite = np.isfinite(axis) & np.isfinite(values)
-            if finite.any():
-                lines.setdefault(group.label, []).append((axis[finite], values[finite]))
-                ends[record.status in FAILED].append(float(axis[finite][-1]))
+            axis, values = line_of(samples.columns[record.name], tag, x)
+            if len(axis):
+                lines.setdefault(group.label, []).append((axis, values))
+                ends[record.status in FAILED].append(float(axis[-1]))
     end = min(ends[False] or ends[True], default=0.0)
     return {label: np.array([np.interp(end, *line) for line in inside]) for label, inside in lines.items()}, end
 

@@ -198,7 +198,7 @@ def make_curves(groups: Sequence[Group], samples: Samples, tag: str, *, x: XAxis
         lines: dict[str, tuple[Floats, Floats]] = {}
         for record in group.records:
             if record.name in samples.columns:
-                lines[record.name] = _line(samples.columns[record.name], tag, x)
+                lines[record.name] = line_of(samples.columns[record.name], tag, x)
         empty = [name for name, line in lines.items() if not len(line[0])]
         missing += empty
         inside = [record for record in group.records if record.name in lines and record.name not in empty]
@@ -242,7 +242,7 @@ def thin(x: Floats, y: Floats, points: int) -> tuple[Floats, Floats]:
     return x[rows], y[rows]
 
 
-def _line(columns: Columns, tag: str, x: XAxis) -> tuple[Floats, Floats]:
+def line_of(columns: Columns, tag: str, x: XAxis) -> tuple[Floats, Floats]:
     """Return the axis and the values of a tag, without rows that lack it."""
     y = columns.get(tag, np.full(len(columns[ENV_STEPS]), np.nan))
     axis = columns[ENV_STEPS] if x == "env_steps" else elapsed_seconds(columns)
