@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from polyak.core.tags import RETURN
 from polyak.reports.curves import Curve, Curves, XAxis
+from polyak.reports.tags import EVAL_RETURN
 
 MM = 1 / 25.4
 """Inches of a millimetre."""
@@ -36,7 +37,7 @@ MIN_PANEL = 45.0
 """Minimum width of a panel in mm, from which the number of panels in a row follows."""
 
 
-NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", "eval/mean_reward": "evaluation return"}
+NAMES = {RETURN: "episode return", "rollout/ep_len_mean": "episode length", EVAL_RETURN: "evaluation return"}
 """Labels of tags; others are labelled with the tag."""
 
 ENTRY, CHARACTER = 16.0, 1.65

@@ -9,8 +9,7 @@ from typing import Any
 
 from polyak.core.printing import format_number
 from polyak.reports.records import RunRecord
-
-EVALUATED = "eval/mean_reward"
+from polyak.reports.tags import EVAL_RETURN
 
 
 def public_command(system: Mapping[str, Any]) -> list[str]:
@@ -82,7 +81,7 @@ def _score(record: RunRecord, env_steps: int, *, is_best: bool) -> str | None:
     """Return `500.0 ± 0.0 over 20 episodes`; None if the policy was not evaluated."""
     if is_best:
         evaluations = record.evaluations
-        means = [m for n, m in zip(evaluations["env_steps"], evaluations.get(EVALUATED, ()), strict=False) if n == env_steps]
+        means = [m for n, m in zip(evaluations["env_steps"], evaluations.get(EVAL_RETURN, ()), strict=False) if n == env_steps]
         return f"{format_number(means[0])} over {record.config.get('eval_episodes')} episodes" if means else None
     summary = record.summary or {}
     mean, std, episodes = (summary.get(f"eval_{name}") for name in ("mean_return", "std_return", "episodes"))
