@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,9 @@ class Playback:
         """Show the episodes in a window, and print their returns."""
         frames = self.frames(policy, env, config)
         first = next(frames)
-
-        def with_first() -> Iterator[Frame]:
-            yield first
-            yield from frames
-
         show_frames(
             self.owner,
-            with_first(),
+            chain([first], frames),
             title=f"{config.algorithm} {config.env}",
             fps=self.fps or first.fps or DEFAULT_FPS,
             show=self.show,

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from polyak.core.checks import check_number
@@ -80,15 +81,10 @@ def record_frames(
     first = next(frames)
     fps = fps or first.fps or DEFAULT_FPS
     with open_video(owner, path, fps) as add:
-        frame = first
-        while True:
+        for frame in chain([first], frames):
             add(add_caption(frame, show))
             if frame.episode == len(returns):
                 returns.append(0.0)
                 lengths.append(0)
             returns[-1], lengths[-1] = frame.total, frame.step
-            after = next(frames, None)
-            if after is None:
-                break
-            frame = after
     return Video(path, fps, tuple(returns), tuple(lengths))
