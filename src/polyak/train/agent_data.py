@@ -38,8 +38,7 @@ def check_learns_from_data(owner: str, agent: Any) -> None:
     Raises:
         ValueError: the agent has none.
     """
-    has_data_methods = isinstance(agent, LearnsOffline)
-    if not has_data_methods:
+    if not isinstance(agent, LearnsOffline):
         raise _without_replay(owner, type(agent))
 
 
