@@ -42,7 +42,7 @@ class StatelessSampler(optuna.samplers.BaseSampler):
     """
 
     def __init__(self, space: Space, seed: int, *, uses_cma: bool) -> None:
-        self._space, self._seed, self._uses_cma = space, seed, uses_cma
+        self._space, self._seed = space, seed
         self._ordered = [name for name, dimension in space.items() if uses_cma and dimension.is_ordered]
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

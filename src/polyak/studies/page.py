@@ -15,7 +15,7 @@ from polyak.reports.charts import Chart, Line
 from polyak.reports.page import render_page
 from polyak.reports.views import Cell, Column, Row, StudyView, Table, Tile, number_cell
 from polyak.storage.files import write_file
-from polyak.studies.journal import Trial
+from polyak.studies.journal import BEST, STATES, Trial
 
 MIN_COMPARED, LEVEL = 3, 0.05
 """Least number of fresh seeds that are compared, and the probability of a difference by chance."""
@@ -45,7 +45,7 @@ def write_page(path: Path, title: str, trials: Sequence[Trial], best: Trial, imp
 
 def make_view(directory: Path, title: str, trials: Sequence[Trial], best: Trial, importances: Mapping[str, float]) -> StudyView:
     """Return the content of the report."""
-    counts = [(state, sum(trial.state == state for trial in trials)) for state in ("complete", "pruned", "failed")]
+    counts = [(state, sum(trial.state == state for trial in trials)) for state in STATES]
     baseline = trials[0]
     tiles = [
         Tile("trials", str(len(trials)), ", ".join(f"{count} {state}" for state, count in counts if count)),
@@ -68,7 +68,7 @@ def make_view(directory: Path, title: str, trials: Sequence[Trial], best: Trial,
             [Row([Cell(name), number_cell(share, f"{share:.2f}")]) for name, share in importances.items()],
         ),
         best=[(name, setting_text(value)) for name, value in best.settings.items()],
-        command=f"polyak train {title} --preset {directory / 'best.toml'}",
+        command=f"polyak train {title} --preset {directory / BEST}",
         trials=_trial_table(trials),
         errors=[f"trial {trial.number}: {trial.error}" for trial in trials if trial.error],
     )
