@@ -77,15 +77,10 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else text_of(value)
 
 
-def find_differences(settings: Iterable[Mapping[str, Any]], *, without: Iterable[str] = WITHOUT_EFFECT) -> list[str]:
-    """Return the names of settings that differ between runs, in the order of the first run that has them.
-
-    Args:
-        settings: the settings of each run.
-        without: names that are left out.
-    """
-    runs, skipped = list(settings), set(without)
-    names = {name: None for run in runs for name in run if name not in skipped}
+def find_differences(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of settings with an effect that differ between runs, in the order of the first run that has them."""
+    runs = list(settings)
+    names = {name: None for run in runs for name in run if name not in WITHOUT_EFFECT}
     missing = object()
     return [name for name in names if any(not _is_equal(run.get(name, missing), runs[0].get(name, missing)) for run in runs)]
 
