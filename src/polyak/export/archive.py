@@ -41,7 +41,7 @@ ONNX_HASH = ("polyak_sha256", "0" * 64)
 
 Kind = Literal["stablehlo", "onnx", "numpy"]
 
-_NOT_A_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, struct.error, OverflowError)
+_DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, OSError, struct.error, OverflowError)
 
 # Key and value as protobuf writes them: field 2, 64 bytes long.
 _ONNX_HASH_ENTRY = re.compile(ONNX_HASH[0].encode() + rb"\x12\x40([0-9a-f]{64})")
@@ -135,14 +135,11 @@ def read_export(path: str | os.PathLike[str]) -> Export:
     try:
         data = read_bytes(what, limit=MAX_BYTES)
         members = _read_members(data)
-    except _NOT_A_ZIP as error:
+        header = parse_json(members.pop(HEADER, b""), f"{what}: {HEADER}")
+    except _DAMAGE as error:
         # ONNX begins with its version, a small number in field 1, and its producer, in field 2.
         if (data[:1], data[2:3]) == (b"\x08", b"\x12"):
             raise ExportError(_describe_onnx(data, what)) from None
-        raise ExportError(f"{what}: is not a policy exported by polyak, or is damaged: {error}") from None
-    try:
-        header = parse_json(members.pop(HEADER, b""), f"{what}: {HEADER}")
-    except ValueError as error:
         raise ExportError(f"{what}: is not a policy exported by polyak, or is damaged: {error}") from None
     if not isinstance(header, dict) or "polyak_export" not in header:
         raise ExportError(f"{what}: is not a policy exported by polyak: {HEADER} has no field polyak_export")
