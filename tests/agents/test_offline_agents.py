@@ -335,6 +335,15 @@ def test_a_learned_weight_of_cql_grows_while_the_gap_is_larger_than_its_target(t
         small_cql(target_gap=1.0, cql_weight=0.0)
 
 
+def test_a_step_of_the_weight_of_cql_that_is_too_large_is_skipped_and_counted():
+    agent = small_cql(target_gap=1e30)  # The square of its gradient overflows in Adam.
+    copies = agent.init(KEY).copies
+    step = {"env_steps": StepCount.of(0), "axis_name": None}
+    found, log = agent.train_step(copies, make_batch(BOX), KEY, jnp.array(True), **step)
+    assert log.applied.tolist() == [True] * 3 + [False] and log.skipped.tolist() == [False] * 3 + [True]
+    assert log.bad.any() and found.weight.log_alpha == copies.weight.log_alpha
+
+
 def test_the_samples_estimate_the_integral_over_actions():
     """log ∫ exp Q da of a critic that does not see the action is Q + dim A log 2."""
     agent, batch = small_cql(), make_batch(BOX)

@@ -18,6 +18,7 @@ from polyak.core.struct import check_settings, integer, number, setting, static,
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     action_dimensions,
+    append_logs,
     check_actor,
     check_critics,
     feedforward_or_default,
@@ -256,7 +257,7 @@ class BRO(TargetSettings, SoftActorAgent):
             optimistic_log.applied,
         )  # fmt: skip
         new = _join(soft, optimistic, OptimismWeights(after.params, state))
-        return new, _append(log, join_logs(optimistic_actor=optimistic_log, optimism_weights=weights_log))
+        return new, append_logs(log, join_logs(optimistic_actor=optimistic_log, optimism_weights=weights_log))
 
     def critic_loss(
         self,
@@ -367,9 +368,3 @@ class BRO(TargetSettings, SoftActorAgent):
 
 def _join(soft: SoftActorCopies, optimistic_actor: NetworkCopies, weights: OptimismWeights) -> BROCopies:
     return BROCopies(soft.actor, soft.critics, soft.temperature, soft.average, optimistic_actor, weights)
-
-
-def _append(log: StepLog, last: StepLog) -> StepLog:
-    """The log of several networks with more of them."""
-    applied, skipped = (jnp.append(getattr(log, name), getattr(last, name)) for name in ("applied", "skipped"))
-    return StepLog(log.terms | last.terms, log.bad | last.bad, applied, skipped)

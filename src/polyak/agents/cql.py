@@ -15,7 +15,7 @@ from polyak.core.checks import check_created_with
 from polyak.core.spaces import leaf_spaces, unflatten
 from polyak.core.struct import check_settings, choice, integer, number, setting, struct
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
-from polyak.learning.actor_critic_updates import action_dimensions, check_critics, check_unit_actions, critic_terms
+from polyak.learning.actor_critic_updates import action_dimensions, append_logs, check_critics, check_unit_actions, critic_terms
 from polyak.networks.critics import Critics
 from polyak.networks.layers import has_images
 from polyak.ops.gradient_step import Aux, StepLog, apply_gradient
@@ -134,8 +134,8 @@ class CQL(TargetSettings, SoftActorAgent):
             gradient = -jnp.exp(weight.log_alpha) * (log.terms["cql_gap"] - self.target_gap)
             optimizer = self.optimizer_at(env_steps, self.cql_learning_rate)
             before, state = Variables(weight.log_alpha), weight.optimizer_state
-            after, state, _ = apply_gradient(optimizer, before, state, gradient, Aux({}), {}, log.applied[0])
-            weight = Temperature(jnp.minimum(after.params, MAX_LOG_WEIGHT), state)
+            after, state, weight_log = apply_gradient(optimizer, before, state, gradient, Aux({}), {}, log.applied[0])
+            weight, log = Temperature(jnp.minimum(after.params, MAX_LOG_WEIGHT), state), append_logs(log, weight_log)
         return _with_weight(trained, weight), log
 
     def actor_loss_at(

@@ -205,6 +205,12 @@ def join_logs(**logs: StepLog) -> StepLog:
     return StepLog(terms, jnp.any(bad, axis=0), applied, skipped)
 
 
+def append_logs(log: StepLog, last: StepLog) -> StepLog:
+    """The log of several networks, as of `join_logs`, with the logs of more of them."""
+    applied, skipped = (jnp.append(getattr(log, name), getattr(last, name)) for name in ("applied", "skipped"))
+    return StepLog(log.terms | last.terms, log.bad | last.bad, applied, skipped)
+
+
 def _example(space: Any) -> PyTree:
     return jax.tree.map(jnp.asarray, zeros(space, (PROBE_ROWS,)))
 
