@@ -92,10 +92,12 @@ def normalized(seen, obs):
 
 
 def test_advantages_are_those_of_a_slow_numpy_version():
-    agent = small(coefficient=0.3)
+    agent = small(Spy(SPEC, MLP((4,)), num_steps=T, normalize_obs=True, clip_obs=1.5), coefficient=0.3)
     state = after_first(agent)
     before = np.linspace(0.1, 2.0, B)
     first, data = (data_of(agent, state, seed, before) for seed in (1, 2))
+    normalizer = state.agent.obs_normalizer.update(jnp.asarray(first.obs), jnp.ones((T, B)))
+    state = dataclasses.replace(state, agent=dataclasses.replace(state.agent, obs_normalizer=normalizer))
     seen = np.asarray(first.time_steps.obs[1:], np.float64).reshape(-1, 3)
     obs = np.asarray(data.time_steps.obs, np.float64)
     assert (np.abs(normalized(seen, obs)) == 5).any(), "some observations are clipped"
@@ -108,8 +110,8 @@ def test_advantages_are_those_of_a_slow_numpy_version():
     std = np.array(sums[2:]).std()
     reward = error[1:] / np.sqrt(std**2 + 1e-8)
 
-    # Every row is a step to the next one: those that end an episode, and those that reset.
-    value = slow_value(state.value.online.params, obs)
+    # Every row is a step to the next one: those that end an episode, and those that reset. The agent normalizes what V_I sees.
+    value = slow_value(state.value.online.params, np.asarray(normalizer.normalize(jnp.asarray(obs, jnp.float32)), np.float64))
     wanted = np.zeros((T, B))
     for start in range(T):
         for t in range(start, T):
@@ -120,6 +122,8 @@ def test_advantages_are_those_of_a_slow_numpy_version():
     np.testing.assert_allclose(metrics["train/intrinsic_reward"], reward.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["train/intrinsic_return_std"], std, rtol=1e-4)
     np.testing.assert_array_equal(metrics["reward"], data.reward)
+    loss = metrics["train/intrinsic_value_loss"]
+    np.testing.assert_allclose(loss.total / loss.count, 0.5 * np.square(wanted).mean(), rtol=1e-4)
 
     # Statistics of all observations so far, each counted when it is reached.
     both = np.concatenate([seen, obs[1:].reshape(-1, 3)])

@@ -78,8 +78,8 @@ class RND(AdamSettings, BaseAgent):
         agent: `PPO`, `PPOKL`, `A2C`, or another agent that learns from rollouts.
         network: f, with at least one layer and without a head; f̂ has two more layers of its last width. None takes `NatureCNN`
             for images, else `MLP`.
-        value: the network of V_I, not recurrent and without a head, which takes observations as they are. None takes
-            `NatureCNN` for images, else `MLP`.
+        value: the network of V_I, not recurrent and without a head, which sees observations as the inner agent's critic does:
+            with its `normalize_obs` normalized. None takes `NatureCNN` for images, else `MLP`.
         num_features: number of outputs of f.
         coefficient: c, the weight of intrinsic advantages beside the extrinsic ones; the paper's 1 to 2 is 0.5.
         intrinsic_gamma: γ_I, the discount of intrinsic rewards; γ_E is the agent's `gamma`.
@@ -224,7 +224,8 @@ class RND(AdamSettings, BaseAgent):
         num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides("RND", num_steps, num_envs, self.num_minibatches)
         carry, return_before = _split_carry(rollout)
-        obs = as_arrays(rollout).time_steps.obs
+        obs, normalizer = as_arrays(rollout).time_steps.obs, state.agent.obs_normalizer
+        value_obs = obs if normalizer is None else normalizer.normalize(obs)
         # Resets are steps too; a time step that both begins and ends an episode stands for a worker that was lost.
         is_lost = rollout.time_steps.first & rollout.time_steps.last
         weight = sample_weights(~(is_lost[:-1] | is_lost[1:]), weights)
@@ -232,7 +233,7 @@ class RND(AdamSettings, BaseAgent):
         distillation = self.distillation(state)
         images = has_images(self.spec.obs)
         error = map_steps(distillation.error, obs, has_images=images)
-        value = map_steps(partial(self._values, state.value.online), obs, has_images=images)
+        value = map_steps(partial(self._values, state.value.online), value_obs, has_images=images)
         bad = (weight > 0) & ~(jnp.isfinite(error[1:]) & jnp.isfinite(value[:-1]))
         is_finite = ~any_over_devices(bad.any(), axis_name)
 
@@ -259,7 +260,8 @@ class RND(AdamSettings, BaseAgent):
         # Statistics of observations, then epochs of the predictor and of V_I.
         next_obs = jax.tree.map(lambda x: x[1:], obs)
         distillation = distillation.update_stats(next_obs, weight, axis_name)
-        samples = {"obs": jax.tree.map(lambda x: x[:-1], obs), "next_obs": next_obs, "value_target": advantage + value[:-1]}
+        value_obs = jax.tree.map(lambda x: x[:-1], value_obs)
+        samples = {"value_obs": value_obs, "next_obs": next_obs, "value_target": advantage + value[:-1]}
         # The gradient of a sample without weight would be 0 times NaN.
         batch = jax.tree.map(flatten_steps, mask_invalid(samples, weight > 0) | {"weight": weight})
         (predictor, value_copies), terms = self._train(
@@ -284,7 +286,7 @@ class RND(AdamSettings, BaseAgent):
 
     def value_loss(self, params: PyTree, batch: Mapping[str, PyTree], value: Variables) -> tuple[Float[Array, ""], Aux]:
         """Compute c_v E[ (V_I(s) - V̂_I)² ]; weights sum to 1."""
-        error = self._values(dataclasses.replace(value, params=params), batch["obs"]) - batch["value_target"]
+        error = self._values(dataclasses.replace(value, params=params), batch["value_obs"]) - batch["value_target"]
         return self.vf_coef * weighted_sum(jnp.square(error), batch["weight"]), Aux({})
 
     def _train(
