@@ -579,6 +579,7 @@ def test_actions_in_a_tree():
         (MultiBinary((2,)), "actions must be Boxes.*, got .*MultiBinary.*PPO"),
         (Box([0], [3], dtype=np.int32), r"got Box\(0, 3, .*int32\); PPO, A2C and IMPALA take Boxes of integers$"),
         (Box([-2.0], [2.0]), r"actions must lie in \[-1, 1\], got .*action_scaling='rescale'"),
+        (Box([-2.0], [np.inf]), r"a Box needs finite bounds, got Box\(-2.*; give .*TransformAction\)$"),
         (Dict({"a": Box([-1.0], [1.0]), "b": Discrete(2)}), "at action 'b'"),
     ],
 )

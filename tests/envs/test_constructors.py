@@ -406,7 +406,7 @@ def test_rescaling_without_bounds_is_rejected_and_nothing_stays_open():
         env.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
         return env
 
-    with pytest.raises(ValueError, match=r"action_scaling='rescale' needs finite bounds, got Box\([^)]*\)[^)]*\)$"):
+    with pytest.raises(ValueError, match=r"action_scaling='rescale' needs finite bounds, got Box.*; give .*TransformAction\)$"):
         envs.make(unbounded, num_envs=3, action_scaling="rescale")
     assert closed == [1, 1, 1]
 

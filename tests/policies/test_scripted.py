@@ -60,7 +60,7 @@ def test_uniform_over_an_integer_box_is_uniform_after_rounding(scaling):
 
 
 def test_uniform_rejects_unbounded_boxes(unchecked):
-    with pytest.raises(ValueError, match=r"Uniform: a Box must have finite bounds, got Box.* at action 'go'"):
+    with pytest.raises(ValueError, match=r"Uniform: a Box needs finite bounds, got Box.* at action 'go'"):
         Uniform(EnvSpec(OBS, Dict({"go": Box([-np.inf], [1.0])})))
     with pytest.raises(TypeError, match="Uniform: spec must be an EnvSpec"):
         Uniform(Discrete(3))

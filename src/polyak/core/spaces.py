@@ -23,15 +23,13 @@ class _ByValue:
             return True
         return type(other) is type(self) and self._identity() == other._identity()
 
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((type(self).__name__, self._identity()))
+
     def __hash__(self) -> int:
         # A space is part of a jitted argument's structure, so it is hashed at every call.
-        try:
-            known: int = self.__dict__["_hash"]
-            return known
-        except KeyError:
-            value = hash((type(self).__name__, self._identity()))
-            self.__dict__["_hash"] = value
-            return value
+        return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
         # String hashes differ between processes, so the cached hash is left out.
@@ -309,6 +307,11 @@ def in_action(path: str) -> str:
     return f" at action {path!r}" if path else ""
 
 
+def needs_bounds(leaf: "Box", path: str) -> str:
+    """The end of an error about a leaf of an action without finite bounds, with advice."""
+    return f"needs finite bounds, got {leaf}{in_action(path)}; give the action space some (gymnasium.wrappers.TransformAction)"
+
+
 def leaf_spaces(space: Space) -> Iterable[tuple[str, Leaf]]:
     """Every leaf with its path (`""` for a space that is itself a leaf, else `camera`, `pair/0`, ...)."""
     for keys, leaf in leaf_keys(space):
@@ -376,7 +379,7 @@ class EnvSpec:
                     raise TypeError(f"EnvSpec: {name} must be a space of polyak.core.spaces (see gymnasium_spaces), got {got}")
         for path, leaf in leaf_spaces(self.action):
             if isinstance(leaf, Box) and self.action_scaling == "rescale" and not leaf.bounded:
-                raise ValueError(f"EnvSpec: action_scaling='rescale' needs finite bounds, got {leaf}{in_action(path)}")
+                raise ValueError(f"EnvSpec: action_scaling='rescale' {needs_bounds(leaf, path)}")
 
     def select_entries(self, entries: tuple[str, ...] | None) -> "EnvSpec":
         """The spec of a network or policy that sees only these entries of a Dict observation; None for all."""

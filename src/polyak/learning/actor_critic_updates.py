@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces, zeros
+from polyak.core.spaces import PROBE_ROWS, Box, EnvSpec, in_action, leaf_spaces, needs_bounds, zeros
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Terms, Variables
 from polyak.networks.actor import Actor
 from polyak.networks.actor_critic import check_blocks
@@ -42,6 +42,8 @@ def check_unit_actions(
             advice = "PPO, A2C and IMPALA take Boxes of integers" if isinstance(leaf, Box) else instead
             kind = "Boxes of floats" if isinstance(leaf, Box) else "Boxes"
             raise ValueError(f"{owner}: actions must be {kind}{also}, got {leaf}{where}; {advice}")
+        if not leaf.bounded:
+            raise ValueError(f"{owner}: a Box {needs_bounds(leaf, path)}")
         low, high = spec.action_bounds(leaf)
         if not (np.all(low == -1) and np.all(high == 1)):
             raise ValueError(

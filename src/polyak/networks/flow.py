@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.spaces import Box, Dict, EnvSpec, Space, Tuple, in_action, leaf_spaces, map_space
+from polyak.core.spaces import Box, Dict, EnvSpec, Space, Tuple, in_action, leaf_spaces, map_space, needs_bounds
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Variables
 from polyak.networks.actor import Actor
 from polyak.networks.feedforward import policy_settings
@@ -33,8 +33,8 @@ def check_flow(owner: str, name: str, network: Network, spec: EnvSpec) -> None:
     for path, leaf in leaf_spaces(spec.action):
         if not isinstance(leaf, Box) or leaf.dtype.kind != "f":
             raise ValueError(f"{owner}: actions of a flow must be Boxes of floats, got {leaf}{in_action(path)}")
-        if not all(np.isfinite(bound).all() for bound in spec.action_bounds(leaf)):
-            raise ValueError(f"{owner}: actions of a flow must have finite bounds, got {leaf}{in_action(path)}")
+        if not leaf.bounded:
+            raise ValueError(f"{owner}: a flow of actions {needs_bounds(leaf, path)}")
     settings = policy_settings(network)
     if isinstance(network, RecurrentNetwork):
         raise ValueError(f"{owner}: {name} must not be recurrent for a flow, got {network!r}")

@@ -17,9 +17,9 @@ from polyak.core.spaces import (
     MultiBinary,
     MultiDiscrete,
     Space,
-    in_action,
     leaf_spaces,
     map_space,
+    needs_bounds,
 )
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Variables
@@ -45,7 +45,7 @@ def check_means(settings: PolicySettings, action: Space) -> None:
         raise ValueError(f"network: squash_mean must be False without a Box action, got {action}")
     for path, leaf in boxes.items():
         if settings.squash_mean and not leaf.bounded:
-            raise ValueError(f"network: squash_mean needs finite bounds, got {leaf}{in_action(path)}")
+            raise ValueError(f"network: squash_mean {needs_bounds(leaf, path)}, or set squash_mean=False")
 
 
 @struct

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray
 
 from polyak.core.space_check import action_specs, check_range, read_leaves, to_array
-from polyak.core.spaces import Box, EnvSpec, check_env_spec, in_action, leaf_spaces, unflatten
+from polyak.core.spaces import Box, EnvSpec, check_env_spec, leaf_spaces, needs_bounds, unflatten
 from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.ops.distributions import Deterministic, Distribution
@@ -35,7 +35,7 @@ class Uniform(NumPyMethods):
         check_env_spec("Uniform", self.spec)
         for path, leaf in leaf_spaces(self.spec.action):
             if isinstance(leaf, Box) and not leaf.bounded:
-                raise ValueError(f"Uniform: a Box must have finite bounds, got {leaf}{in_action(path)}")
+                raise ValueError(f"Uniform: a Box {needs_bounds(leaf, path)}")
 
     def initial_state(self, batch_size: int) -> PyTree:
         """No carry."""
