@@ -11,6 +11,7 @@ from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import MLP
+from polyak.ops.gradient_step import evaluated_params
 from polyak.replay import UniformReplay
 from tests.agents.rollouts import on_device, rollout
 from tests.selection import quick
@@ -76,3 +77,26 @@ def test_the_average_of_a_part_is_evaluated_with_the_other_parts():
         average = jax.tree.map(lambda y, z: (y - (1 - b1) * z) / b1, trained[name], z[name])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), evaluated[name], average)
         assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (trained[name], average)), strict=True))
+
+
+def test_the_average_of_a_flattened_schedule_free_is_evaluated():
+    optimizers = [optax.contrib.schedule_free_sgd(0.1, b1=0.8), optax.flatten(optax.contrib.schedule_free_sgd(0.1, b1=0.8))]
+    params = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.array([1.0, -1.0])}
+    results = []
+    for optimizer in optimizers:
+        state, y = optimizer.init(params), params
+        for _ in range(2):
+            updates, state = optimizer.update(y, state, y)
+            y = optax.apply_updates(y, updates)
+        results.append((y, evaluated_params(state, y)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *results)
+    assert all((a != b).any() for a, b in zip(*map(jax.tree.leaves, results[1]), strict=True))
+
+
+def test_a_part_of_a_flattened_schedule_free_is_rejected_as_its_parameters_are_unknown():
+    flat = optax.flatten(optax.contrib.schedule_free_sgd(0.1))
+    labels = lambda params: {name: "head" if name == "policy" else "torso" for name in params}  # noqa: E731
+    agent = make("ppo", optimizer=optax.partition({"torso": flat, "head": optax.sgd(0.1)}, labels))
+    state = agent.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"optimizer: optax.flatten around schedule_free must take all parameters"):
+        jax.eval_shape(agent.update, state, on_device(rollout(agent.spec, 0)), jax.random.key(0))

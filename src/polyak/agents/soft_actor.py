@@ -23,7 +23,7 @@ from polyak.learning.actor_critic_updates import action_dimensions, join_logs, t
 from polyak.learning.recurrent_replay import apply_to_batch
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Categorical, Distribution, for_space
-from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, evaluated_params, non_finite
+from polyak.ops.gradient_step import Aux, StepLog, apply_gradient, compute_gradient, evaluated_params, in_float32, non_finite
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, StepCount, check_schedule
 from polyak.ops.weight_norm import DenseKernels, normalize_weights, on_unit_spheres
@@ -247,9 +247,8 @@ class SoftActorAgent(ActorCriticAgent):
             key=critic_key,
         )
         critics, critic_log = critics.train(loss, critics_step, batch, enabled=enabled, axis_name=axis_name)
-        if critics.target is not None:
-            # Only the targets follow, which the steps of actor and α do not use.
-            critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
+        # Only the targets follow, which the steps of actor and α do not use.
+        critics = critics if critics.target is None else critics.follow(updates=critic_log.applied.astype(jnp.uint32))
         actor_loss = self.actor_loss_at(env_steps, actor=actor.online, critics=critics.online, alpha=alpha, key=actor_key)
 
         def train_actor(
@@ -265,8 +264,7 @@ class SoftActorAgent(ActorCriticAgent):
             after, state, alpha_log = apply_gradient(alpha_step, before, state, gradient, aux, non_finite(aux), enabled)
             return (actor, Temperature(after.params, state)), {"actor": actor_log, "alpha": alpha_log}
 
-        trained = actor, temperature
-        (actor, temperature), logs = train_every(self.policy_delay, critics, critic_log, train_actor, trained)
+        (actor, temperature), logs = train_every(self.policy_delay, critics, critic_log, train_actor, (actor, temperature))
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
         return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
@@ -376,7 +374,7 @@ class SoftActorAgent(ActorCriticAgent):
             ValueError: the network has no dense layer, or critics of values have no layer named `head`, or the optimizer
                 evaluates averages of weights, which would leave the spheres.
         """
-        params, owner = copies.online.params, type(self).__name__
+        params, owner = in_float32(copies.online.params), type(self).__name__
         if evaluated_params(copies.optimizer_state, params) is not params:
             raise ValueError(f"{owner}: weight_norm must be False with schedule_free, whose averages leave the unit spheres")
         kernels = self._dense_kernels(copies.name)

@@ -19,9 +19,7 @@ class _ByValue:
         raise AssertionError("abstract")
 
     def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return type(other) is type(self) and self._identity() == other._identity()
+        return self is other or (type(other) is type(self) and self._identity() == other._identity())
 
     @functools.cached_property
     def _hash(self) -> int:

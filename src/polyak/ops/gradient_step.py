@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, UInt32
 
 from polyak.core.struct import struct
@@ -233,13 +234,12 @@ def accumulate(
     else:
         parts = jax.tree.map(lambda x: x.reshape(num_microbatches, -1, *x.shape[1:]), batch)
         shapes, _ = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
         def add(sums: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
             terms, each = function(part)
             return jax.tree.map(jnp.add, sums, terms), each
 
-        total, each = jax.lax.scan(add, zeros, parts)
+        total, each = jax.lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), parts)
     if axis_name is None:
         return total, each
     # As one vector where that is not large: leaf by leaf a reduction costs ten times as much.
@@ -276,17 +276,21 @@ def check_optimizer_state(optimizer: optax.GradientTransformation, params: PyTre
     """Check that a state was created by this optimizer.
 
     Raises:
-        ValueError: another optimizer created the state.
+        ValueError: another optimizer created the state, or its averages are not found; see `evaluated_params`.
     """
     expected: Any = jax.tree.structure(jax.eval_shape(optimizer.init, in_float32(params)))
     if str(expected) != str(jax.tree.structure(state)):
         raise ValueError("update: this state was created with another optimizer; create it with agent.init(key)")
+    evaluated_params(state, in_float32(params))
 
 
 def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
     """The parameters to evaluate: the average of `optax.contrib.schedule_free`, if the state has one, else `params`.
 
     With `optax.partition`, the averages of the parts that `schedule_free` trains, and the other parts of `params`.
+
+    Raises:
+        ValueError: `optax.flatten` around `schedule_free` has a part of the parameters, and its state does not tell which.
 
     Source: Defazio et al. 2024, arXiv:2405.15682, eq. 5.
     """
@@ -295,10 +299,12 @@ def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
         return isinstance(node, optax.contrib.ScheduleFreeState | optax.MaskedNode)
 
     def average(state: Any, z: PyTree, part: PyTree) -> PyTree:
-        structures: Any = jax.tree.structure(z), jax.tree.structure(part)
-        if structures[0] != structures[1]:  # A MaskedNode has no leaf.
-            return part
-        return optax.contrib.schedule_free_eval_params(state._replace(z=z), part)
+        if z is state.z:  # One vector, by optax.flatten.
+            vector, unravel = ravel_pytree(part)
+            if z.size != vector.size:
+                raise ValueError("optimizer: optax.flatten around schedule_free must take all parameters, not one part of them")
+            z = unravel(in_float32(z).ravel())
+        return part if isinstance(z, optax.MaskedNode) else optax.contrib.schedule_free_eval_params(state._replace(z=z), part)
 
     for state in jax.tree.leaves(optimizer_state, is_leaf=is_leaf):
         if isinstance(state, optax.contrib.ScheduleFreeState):
