@@ -223,6 +223,10 @@ def test_ppo_learns_the_same_from_values_of_acting_and_of_updating():
             "DDPG: has no state-dependent exploration",
         ),
         (
+            lambda: polyak.BC(SPEC, polyak.Actor(std="sde"), replay=polyak.UniformReplay(64)),
+            "BC: has no state-dependent exploration",
+        ),
+        (
             lambda: StateDependentExploration(NetworkPolicy(VARIABLES, None, polyak.Actor((6,)), SPEC)),
             "the network must have std='sde'",
         ),

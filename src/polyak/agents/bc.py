@@ -27,6 +27,7 @@ from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.flow_policy import FlowPolicy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
+from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
 from polyak.replay.sequences import SequenceObs
 
@@ -91,6 +92,7 @@ class BC(OffPolicyAgent):
         head = PolicyOnly() if self.flow_steps is None else PolicyOnly(std="fixed")
         object.__setattr__(self, "network", complete("BC", network, self.spec, head))
         check_blocks("BC", "network", self.network)
+        check_no_sde("BC", self._network)
         check_settings(self)
         if self.replay.has_priorities:
             raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")
