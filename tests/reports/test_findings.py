@@ -73,6 +73,12 @@ def test_each_fault_is_named(values, tag, text):
     assert len(found) == 1 and text in found[0]
 
 
+def test_faults_of_a_training_on_data_are_at_gradient_steps_and_it_has_no_episodes():
+    falling = curves(rollout__ep_rew_mean=[*RISING, *np.linspace(500, 30, N)])
+    assert "at 4,000 gradient steps" in find_faults(falling, DISCRETE, "gradient steps")[0].text
+    assert find_faults(curves(rollout__ep_rew_mean=None, train__loss=[1]), DISCRETE, "gradient steps") == []
+
+
 @pytest.mark.parametrize(
     ("values", "agent"),
     [

@@ -79,6 +79,17 @@ def test_the_time_has_the_unit_that_is_easy_to_read(tmp_path):
     assert axes.get_xlabel() == "training time (min)" and axes.lines[0].get_xdata().tolist() == list(range(1, 11))
 
 
+def test_steps_of_trainings_on_data_are_gradient_steps(tmp_path):
+    for loop, env in (("compiled", "A"), ("offline", "B"), ("offline", "C"), ("compiled", "C")):
+        write_run(tmp_path / f"{loop}-{env}", linear_rows(3), loop=loop, env=env)
+    labels = [axes.get_xlabel() for axes in polyak.plot(tmp_path, width=50).axes]
+    assert labels == ["environment steps", "environment steps or gradient steps", "gradient steps"]
+    assert [axes.get_xlabel() for axes in polyak.plot(tmp_path / "compiled-A", tmp_path / "compiled-C", width=50).axes] == [
+        "",
+        "environment steps",
+    ]
+
+
 def test_records_and_directories_can_be_mixed(runs, tmp_path):
     record = polyak.load_run(write_run(tmp_path / "seed-0", linear_rows(5), algorithm="dqn"))
     figure = polyak.plot(record, polyak.load_runs(runs / "Cart-0.9"), runs / "Cart-0.99")

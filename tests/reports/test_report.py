@@ -254,13 +254,25 @@ def test_a_missing_extra_is_the_command_that_installs_it(runs, monkeypatch):
 
 
 def test_steps_of_a_training_on_data_are_gradient_steps(tmp_path):
-    rows = [row | {"time/fps": 100.0} for row in linear_rows(4, every=2)]
+    rows = [row | {"time/fps": 100.0, "rollout/ep_rew_mean": None} for row in linear_rows(4, every=2)]
     write_run(tmp_path / "run", rows, loop="offline")
-    text = text_of(write(tmp_path / "run"))
-    assert "of 400 gradient steps" in text and "gradient steps per second" in text
-    assert not re.search("of 400 env_steps|env_steps per second", text)
+    page = write(tmp_path / "run")
+    text = text_of(page)
+    assert "of 400 gradient steps" in text and "gradient steps per second" in text and "No episode" not in text
+    assert "env_steps" not in text.partition("Settings")[0]
+    assert {chart["unit"] for chart in data_of(page)["charts"]} == {"gradient steps"}
     card = make_card(polyak.load_run(tmp_path / "run"), 400, "run.zip", ["curve.svg"], is_best=False)
     assert "A policy of 400 gradient steps" in card and "Returns by gradient steps" in card
+
+
+def test_a_comparison_with_a_training_on_data_names_both_units(tmp_path):
+    for seed, loop in enumerate(("offline", "offline", "compiled")):
+        write_run(tmp_path / "runs" / f"{loop}{seed}", linear_rows(4, every=2), seed=seed, loop=loop)
+    both = "env_steps or gradient steps"
+    page = write(tmp_path / "runs")
+    assert f"at 400 {both}" in text_of(page) and {chart["unit"] for chart in data_of(page)["charts"]} >= {both}
+    page = write(*(tmp_path / "runs" / f"offline{seed}" for seed in range(2)))
+    assert "at 400 gradient steps" in text_of(page) and "env_steps" not in text_of(page)
 
 
 def test_a_run_without_metrics_or_summary_has_a_report(tmp_path):

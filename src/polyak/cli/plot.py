@@ -22,7 +22,7 @@ class PlotFlags:
     y: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TAG [TAG ...]")] = (RETURN,)
     """tags of the metrics, each in its own panel"""
     x: Literal["env_steps", "time"] = "env_steps"
-    """env_steps: environment steps; time: time of training"""
+    """env_steps: environment steps, or gradient steps of trainings on data; time: time of training"""
     group_by: Annotated[
         tuple[str, ...] | None, default_hint("the algorithm and all settings that differ", "SETTING [SETTING ...]")
     ] = None

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyak.storage.columns import ENV_STEPS
+
 Floats = npt.NDArray[np.floating[Any]]
 
 MAX_POINTS = 600
@@ -23,7 +25,7 @@ class Line:
 
     Attributes:
         name: text of the legend.
-        x: env_steps or seconds.
+        x: steps or seconds.
         y: values.
         color: position in the palette; None is gray, behind the other lines.
         low: lower end of the interval around `y`.
@@ -49,6 +51,7 @@ class Chart:
         lines: the lines by axis; `{"": lines}` for a chart that has an axis of its own.
         x_label: label of an own axis.
         y_range: limits of the vertical axis; None follows the data.
+        unit: label of the axis of steps.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Chart:
     lines: Mapping[str, Sequence[Line]]
     x_label: str = ""
     y_range: tuple[float, float] | None = None
+    unit: str = ENV_STEPS
 
 
 @dataclass
@@ -80,6 +84,7 @@ class ChartData:
                 "title": chart.title,
                 "xLabel": chart.x_label,
                 "yRange": chart.y_range,
+                "unit": chart.unit,
                 "lines": {axis: [self._line(line) for line in lines] for axis, lines in chart.lines.items()},
             }
         )

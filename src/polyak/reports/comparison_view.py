@@ -15,7 +15,7 @@ from polyak.reports.charts import STEPS, TIME, Chart, Line
 from polyak.reports.curves import POINTS, Curves, Group, Samples, XAxis, elapsed_seconds, group_runs, line_of, make_curves
 from polyak.reports.flat_settings import find_differences
 from polyak.reports.preset_settings import setting_text
-from polyak.reports.records import RunRecord
+from polyak.reports.records import RunRecord, unit_of
 from polyak.reports.run_view import format_seconds
 from polyak.reports.statistics import Floats, bootstrap_interval, iqm, performance_profile, probability_of_improvement
 from polyak.reports.tags import EVAL_RETURN, group_tags, healthy_curve
@@ -100,7 +100,7 @@ def _run_table(records: Sequence[RunRecord], samples: Samples, choice: Choice) -
     settings = find_differences([record.settings for record in records])
     settings = [name for name in settings if name not in ("algorithm", "env")][:MAX_SETTINGS]
     texts = ["run", "algorithm", "environment"]
-    numbers = ["seed", "env_steps", "return", "greedy return", "steps/s", "training time"]
+    numbers = ["seed", unit_of(records), "return", "greedy return", "steps/s", "training time"]
     columns = [
         *map(Column, texts),
         Column("status"),
@@ -153,9 +153,9 @@ def _compare_in_env(number: int, env: str, groups: Sequence[Group], samples: Sam
     scores = {axis: _final_scores(groups, samples, tags[0], x) for axis, x in AXES.items()}
     colors = _choose_colors(scores[STEPS][0])
     mains = [_curve_chart(f"{prefix}{tag}", tag, by_axis, colors, _NOTES[tag]) for tag, by_axis in curves.items()]
-    runs = sum(len(group.records) for group in groups)
+    runs, unit = sum(len(group.records) for group in groups), unit_of(record for group in groups for record in group.records)
     count = f"{runs} runs in {len(groups)} groups" if len(groups) > 1 else f"{runs} runs of one group"
-    ends = ", ".join(text for axis in AXES if (text := _end_text(axis, scores[axis][1])))
+    ends = ", ".join(text for axis in AXES if (text := _end_text(axis, scores[axis][1], unit)))
     return EnvView(
         env,
         f"{count}. Statistics are of {tags[0]} at {ends}, which all runs but failed ones have reached.",
@@ -196,10 +196,10 @@ def _final_scores(groups: Sequence[Group], samples: Samples, tag: str, x: XAxis)
     return {label: np.array([np.interp(end, *line) for line in inside]) for label, inside in lines.items()}, end
 
 
-def _end_text(axis: str, end: float) -> str:
+def _end_text(axis: str, end: float, unit: str) -> str:
     if not end:
         return ""
-    return f"{end:,.0f} env_steps" if axis == STEPS else f"{end:,.1f} s of training"
+    return f"{end:,.0f} {unit}" if axis == STEPS else f"{end:,.1f} s of training"
 
 
 def _choose_colors(scores: Mapping[str, Floats]) -> dict[str, int]:
@@ -222,7 +222,8 @@ def _curve_chart(name: str, tag: str, by_axis: Mapping[str, Curves], colors: Map
         ]
         for axis, curves in by_axis.items()
     }
-    return Chart(name, tag, note, {axis: inside for axis, inside in lines.items() if inside or axis == STEPS})
+    unit = unit_of(record for curve in by_axis[STEPS].curves for record in curve.group.records)
+    return Chart(name, tag, note, {axis: inside for axis, inside in lines.items() if inside or axis == STEPS}, unit=unit)
 
 
 def _group_table(groups: Sequence[Group], scores: Mapping[str, tuple[dict[str, Floats], float]]) -> Table:

@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from polyak.core.tags import RETURN
 from polyak.reports.curves import Curve, Curves, XAxis
+from polyak.reports.records import unit_of
 from polyak.reports.tags import EVAL_RETURN
 
 MM = 1 / 25.4
@@ -103,7 +104,8 @@ def draw_figure(panels: Sequence[Curves], labels: Sequence[str], size: tuple[flo
             # Without labels that a neighbor has.
             if number % columns and cells[number - 1][0] is panel:
                 axes.set_ylabel("")
-            if number + columns < len(cells):
+        for axes, below in zip(grid.flat, grid.flat[columns : len(cells)], strict=False):
+            if axes.get_xlabel() == below.get_xlabel():
                 axes.set_xlabel("")
         for axes in grid.flat[len(cells) :]:
             axes.remove()
@@ -145,15 +147,15 @@ def _draw_panel(axes: Axes, panel: Curves, env: str, styles: dict[str, int], tit
     axes.set_title(title)
     axes.set_ylabel(NAMES.get(panel.tag, panel.tag))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    _label_x(axes, panel.x, unit)
+    _label_x(axes, panel.x, unit, unit_of(record for curve in curves for record in curve.group.records))
     axes.margins(x=0.01)
 
 
-def _label_x(axes: Axes, x: XAxis, unit: str) -> None:
+def _label_x(axes: Axes, x: XAxis, unit: str, steps: str) -> None:
     if x == "time":
         axes.set_xlabel(f"training time ({unit})")
     else:
-        axes.set_xlabel("environment steps")
+        axes.set_xlabel(steps.replace("env_steps", "environment steps"))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyak.core.tags import RETURN
+from polyak.storage.columns import ENV_STEPS
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,7 +43,7 @@ class Curve:
     """The finite values of a metric.
 
     Attributes:
-        steps: env_steps of each value.
+        steps: env_steps, or gradient steps of a training on data, of each value.
         values: the values.
     """
 
@@ -57,16 +58,17 @@ class Curve:
         return float(np.median(self.values[len(self) // 2 :]))
 
 
-def find_faults(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> list[Finding]:
+def find_faults(curves: Mapping[str, Curve], agent: Mapping[str, Any], unit: str = ENV_STEPS) -> list[Finding]:
     """Return the warnings that the curves of a run give.
 
     Args:
         curves: the metrics by tag, each with at least one value.
         agent: the agent in `config.json`.
+        unit: the unit of steps, of `RunRecord.unit`.
     """
     # RND's losses and rewards are of an agent inside.
     inner = agent.get("agent", agent)
-    return [*_counters(curves), *_policy(curves, inner), *_values(curves, inner), *_learning(curves)]
+    return [*_counters(curves), *_policy(curves, inner, unit), *_values(curves, inner), *_learning(curves, unit)]
 
 
 def _counters(curves: Mapping[str, Curve]) -> Iterator[Finding]:
@@ -89,7 +91,7 @@ def _counters(curves: Mapping[str, Curve]) -> Iterator[Finding]:
         yield Finding("train/n_updates", "No gradient step was taken. Use a smaller learning_starts or more env_steps.")
 
 
-def _policy(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> Iterator[Finding]:
+def _policy(curves: Mapping[str, Curve], agent: Mapping[str, Any], unit: str) -> Iterator[Finding]:
     """Entropy, and the size of updates."""
     for tag in ("train/entropy_loss", "train/entropy"):
         entropy = curves.get(tag)
@@ -98,7 +100,7 @@ def _policy(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> Iterator[F
         is_certain = np.abs(entropy.values) < 0.01
         if is_certain[len(entropy) // 2 :].all():
             start = entropy.steps[len(is_certain) - int(np.argmin(is_certain[::-1]))] if not is_certain.all() else 0
-            text = f"The entropy is 0 from {start:,.0f} env_steps on: the policy no longer explores."
+            text = f"The entropy is 0 from {start:,.0f} {unit} on: the policy no longer explores."
             yield Finding(tag, f"{text} Try a smaller learning rate or a larger ent_coef.")
     kl = curves.get("train/approx_kl")
     if kl is not None and len(kl) >= MIN_POINTS:
@@ -143,10 +145,10 @@ def _values(curves: Mapping[str, Curve], agent: Mapping[str, Any]) -> Iterator[F
             yield Finding("train/alpha", text)
 
 
-def _learning(curves: Mapping[str, Curve]) -> Iterator[Finding]:
+def _learning(curves: Mapping[str, Curve], unit: str) -> Iterator[Finding]:
     """The return."""
     if RETURN not in curves:
-        if curves:
+        if curves and unit == ENV_STEPS:  # A training on data has no episodes.
             yield Finding(RETURN, "No episode has ended, so there is no return. Does the environment have a time limit?")
         return
     returns = curves[RETURN]
@@ -156,7 +158,7 @@ def _learning(curves: Mapping[str, Curve]) -> Iterator[Finding]:
     gained = returns.values[best] - np.min(returns.values[: best + 1])
     end = float(np.median(returns.values[-max(3, len(returns) // 20) :]))
     if gained > 0 and returns.values[best] - end > 0.5 * gained:
-        at_best = f"{returns.values[best]:,.1f} at {returns.steps[best]:,.0f} env_steps"
+        at_best = f"{returns.values[best]:,.1f} at {returns.steps[best]:,.0f} {unit}"
         text = f"The return fell from {at_best} to {end:,.1f} at the end."
         yield Finding(RETURN, f"{text} Try a learning rate that falls to 0.")
 

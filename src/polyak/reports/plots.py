@@ -51,7 +51,7 @@ def plot(
     Args:
         runs: run directories, directories of runs, or what `polyak.load_run` and `polyak.load_runs` return.
         y: tag of the metrics, or several.
-        x: `"env_steps"`, or `"time"` for the time of training.
+        x: `"env_steps"`, gradient steps of trainings on data, or `"time"` for the time of training.
         group_by: names of the settings in which curves differ, such as `"learning_rate"`; None is the algorithm and all
             settings that differ.
         output: file to write, replaced if it exists; its suffix is .svg, .pdf or .png. None writes none.

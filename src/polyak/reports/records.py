@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -283,6 +283,11 @@ def _modified(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
+
+
+def unit_of(records: Iterable[RunRecord]) -> str:
+    """The unit of the steps of runs; `"env_steps or gradient steps"` where they differ."""
+    return " or ".join(sorted({record.unit for record in records})) or ENV_STEPS
 
 
 def check_tag(owner: str, tag: str, tags: Mapping[str, Any] | list[str]) -> None:

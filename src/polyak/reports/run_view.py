@@ -50,13 +50,13 @@ def describe_run(record: RunRecord, video_source: str | None = None, output: Pat
     agent = agent if isinstance(agent, Mapping) else {}
     curves = {tag: curve for tag in columns if tag != ENV_STEPS and len(curve := _curve(columns, tag))}
     changed = changed_settings(record.config)
-    groups = _chart_groups(columns, curves)
+    groups = _chart_groups(columns, curves, record.unit)
     return RunView(
         title=f"{record.algorithm} · {record.env}",
         path=str(record.directory),
         status=Status(record.status, KINDS.get(record.status, "")),
         tiles=_tiles(record, columns, curves),
-        warnings=[*_endings(record), *find_faults(curves, agent)],
+        warnings=[*_endings(record), *find_faults(curves, agent, record.unit)],
         chart_groups=groups,
         no_curves="The run has no metrics yet." if record.status == "training" else "The run has no metrics.",
         spent=_spent(record),
@@ -79,7 +79,7 @@ def _curve(columns: Columns, tag: str) -> Curve:
     return Curve(columns[ENV_STEPS][has_value], columns[tag][has_value])
 
 
-def _chart_groups(columns: Columns, curves: Mapping[str, Curve]) -> list[ChartGroup]:
+def _chart_groups(columns: Columns, curves: Mapping[str, Curve], unit: str) -> list[ChartGroup]:
     steps, seconds = columns[ENV_STEPS], elapsed_seconds(columns)
     has_time = bool(np.isfinite(seconds).any())
     groups = []
@@ -89,7 +89,7 @@ def _chart_groups(columns: Columns, curves: Mapping[str, Curve]) -> list[ChartGr
             lines = {STEPS: [_line(tag, steps, columns[tag])]}
             if has_time:
                 lines[TIME] = [_line(tag, seconds, columns[tag])]
-            charts.append(Chart(tag, tag, healthy_curve(tag), lines))
+            charts.append(Chart(tag, tag, healthy_curve(tag), lines, unit=unit))
         groups.append(ChartGroup(group.name, charts))
     return groups
 

@@ -39,7 +39,7 @@ class Plot {
 
   static unitOf(chart, axis, last) {
     if (chart.xLabel) return [1, chart.xLabel];
-    if (axis === "steps") return [1, "env_steps"];
+    if (axis === "steps") return [1, chart.unit];
     return last > 7200 ? [3600, "hours"] : last > 120 ? [60, "minutes"] : [1, "seconds"];
   }
 
@@ -68,7 +68,7 @@ class Plot {
     for (const grid of [plot.xgrid, plot.ygrid].flat()) grid.grid_line_color = color("grid");
     plot.xgrid.grid_line_color = null;
     plot.xaxis.axis_label = this.unitName;
-    if (this.unitName === "env_steps") plot.xaxis.formatter = new Bokeh.NumeralTickFormatter({ format: "0.[0]a" });
+    if (this.unitName === this.chart.unit) plot.xaxis.formatter = new Bokeh.NumeralTickFormatter({ format: "0.[0]a" });
     plot.yaxis.formatter = new Bokeh.BasicTickFormatter({ power_limit_high: 6, power_limit_low: -4 });
     this.parts = this.listParts();
     this.sources = this.parts.map(([kind, data, index]) => {
