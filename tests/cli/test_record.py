@@ -153,14 +153,16 @@ def test_an_episode_that_cannot_be_saved_ends_the_recording(person, command, mon
     assert polyak.data.load("demos.npz").num_episodes == 1
 
 
-@pytest.mark.parametrize(("output", "writes"), [("demos.npz", [1, 4, 5]), ("minari:count/demos-v0", [5])])
-def test_a_write_waits_for_ten_times_the_duration_of_the_last_one(output, writes, person, command, monkeypatch):
+@pytest.mark.parametrize(("output", "writes"), [("demos.npz", [1, 4, 5]), ("minari:count/demos-v0", [1, 4, 5, 5])])
+def test_a_write_waits_for_ten_times_the_duration_of_the_last_one(output, writes, person, command, monkeypatch, workdir):
     if output.startswith("minari:"):
         pytest.importorskip("minari")
     now, calls = [0.0], []
 
     def save(data, output):
         calls.append(data.num_episodes)
+        if output.endswith(".npz"):
+            (workdir / output).touch()
         now[0] += 1.0
 
     def wait(seconds):
@@ -174,6 +176,26 @@ def test_a_write_waits_for_ten_times_the_duration_of_the_last_one(output, writes
     )
     code, out, _ = command(f"record {output} --env count_env:Count --episodes 5", FAST)
     assert code == 0 and f"wrote {output}: " in out and "in 5 episodes" in out and calls == writes
+    note = "until minari:count/demos-v0 is written, at the end, complete episodes are kept in count-demos-v0.npz\n"
+    assert (note in out) is output.startswith("minari:") and not (workdir / "count-demos-v0.npz").exists()
+
+
+def test_episodes_are_in_a_file_until_minari_has_them(person, command, monkeypatch):
+    pytest.importorskip("minari")
+    real, file = polyak.data.save, "count-demos-v0.npz"
+
+    def save(data, output):
+        if output.startswith("minari:"):
+            raise OSError("no space left")
+        real(data, output)
+
+    monkeypatch.setattr("polyak.cli.record.save", save)
+    person(*["d"] * 3, "escape")
+    code, out, err = command("record minari:count/demos-v0 --env count_env:Count", FAST)
+    assert code == 1 and err.endswith("error: OSError: no space left\n") and f"wrote {file}: 3 transitions in 1 episode;" in out
+    assert polyak.data.load(file).num_episodes == 1
+    code, _, err = command("record minari:count/demos-v0 --env count_env:Count", FAST)
+    assert (code, err) == (2, f"error: polyak record: {file} exists already; choose another name, or delete it\n")
 
 
 def test_nothing_complete_is_nothing_written(person, command, workdir):

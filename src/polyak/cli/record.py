@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -78,7 +79,8 @@ def record(arguments: list[str]) -> int:
         keys = _keys(flags.keys)
         noop = None if flags.noop is None else _numbers("--noop", flags.noop)
         _check(flags)
-        check_new(OWNER, output, None)
+        for path in dict.fromkeys((output, _file_of(output))):
+            check_new(OWNER, path, None)
         check_window(OWNER, ADVICE)
         count_devices()  # Raises if JAX does not start.
         target, kwargs = env_maker(flags.env_flags, env_id)
@@ -150,14 +152,15 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     recording = _Recording(output, env)
     failure = None
     name = env.spec.id
-    lost = "the episodes are" if recording.is_minari else "the running episode is"
-    with handle_signals(consequence=f"{lost} lost") as signals:
+    with handle_signals(consequence="the running episode is lost") as signals:
         with open_window(OWNER, name, ADVICE) as window:
             pygame = window.pygame
             if keys is None and isinstance(env, GymnasiumEnv) and (own := env.keys_to_action()) is not None:
                 keys = named_keys(pygame, own, RESERVED)
             controls = Controls(OWNER, pygame, env.spec, keys, noop, RESERVED)
             print(_help(controls), flush=True)
+            if recording.file != output:
+                print(f"until {output} is written, at the end, complete episodes are kept in {recording.file}", flush=True)
             try:
                 for episode in _episodes(drawn, window, controls, flags, signals):
                     recording.add(episode)
@@ -169,7 +172,7 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
             failure = failure or error
     data = recording.saved
     if data is not None:
-        _print_result(data, output)
+        _print_result(data, recording.saved_as)
     if failure is not None:
         print_user_traceback(failure)
         return fail(f"{type(failure).__name__}: {failure}", 1)
@@ -178,16 +181,21 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     return signals.exit_code
 
 
+def _file_of(output: str) -> str:
+    """The file `.npz` that has the episodes until the end: the output itself, or one named like Minari's data set."""
+    return f"{output.removeprefix(MINARI).replace('/', '-')}.npz" if output.startswith(MINARI) else output
+
+
 class _Recording:
-    """The complete episodes, which are written at the end, and of a file `.npz` also meanwhile, for a process that is killed.
+    """The complete episodes, which are written at the end, and meanwhile to a file `.npz`, for a process that is killed.
 
     A write takes all episodes, so the next one waits for ten times its duration.
     """
 
     def __init__(self, output: str, env: Env | HostEnv) -> None:
         self.output = output
+        self.file = self.saved_as = _file_of(output)
         self.env = env
-        self.is_minari = output.startswith(MINARI)
         self.episodes: list[Rollout] = []
         self.saved: DataSet | None = None
         self.next_save = -math.inf
@@ -201,22 +209,26 @@ class _Recording:
         """
         from_rollout(OWNER, episode, self.env)
         self.episodes.append(episode)
-        if not self.is_minari and monotonic() >= self.next_save:
+        if monotonic() >= self.next_save:
             self._save()
 
     def finish(self) -> None:
-        """Write all episodes, if there are some that are not written yet.
+        """Write all episodes, if there are some that are not written yet; those of Minari take the place of the file.
 
         Raises:
             OSError: the file cannot be written.
         """
         if len(self.episodes) > (0 if self.saved is None else self.saved.num_episodes):
             self._save()
+        if self.saved is not None and self.file != self.output:
+            save(self.saved, self.output)
+            self.saved_as = self.output
+            Path(self.file).unlink()
 
     def _save(self) -> None:
         start = monotonic()
         data = from_rollout(OWNER, join_episodes(self.episodes), self.env)
-        save(data, self.output)
+        save(data, self.file)
         end = monotonic()
         self.saved, self.next_save = data, end + 10 * (end - start)
 
