@@ -1,7 +1,7 @@
 """What an intrinsic reward is worth: PPO or DQN with and without it in deep sea, a maze with one rare reward, or in MiniGrid.
 
     python benchmarks/exploration.py [--quick] [--json PATH] [--learner ppo|dqn] [--size 14] [--updates 400] [--seeds 5]
-    python benchmarks/exploration.py --minigrid MiniGrid-MultiRoom-N4-S5-v1 [--env-steps 700000] [--seeds 3] [--agent AGENT]
+    python benchmarks/exploration.py --minigrid MiniGrid-MultiRoom-N4-S5-v1 [--env-steps 600000] [--seeds 3] [--agent AGENT]
 
 Deep sea is from Osband et al. 2019, arXiv:1908.03568. All seeds train at once, and the greedy policy of each plays once.
 A return of 0.99 is the goal; 0 is the way to the left, which costs nothing. Both agents have the same PPO, or the same DQN.
@@ -183,17 +183,35 @@ def returns_of(agent: Any, dynamics: DeepSea, updates: int, seeds: int) -> list[
     return [round(float(x), 3) for x in play(train(jax.vmap(jax.random.key)(jnp.arange(seeds))))]
 
 
-def main() -> None:
-    """Train, play, print a table."""
+def parse() -> Any:
+    """The arguments; those that have no effect together end in an error."""
     parser = arguments(__doc__)
-    parser.add_argument("--learner", choices=MAKERS, default="ppo")
-    parser.add_argument("--size", type=int, default=14, help="rows and columns")
-    parser.add_argument("--updates", type=int, default=400, help=f"of {NUM_STEPS} steps in {NUM_ENVS} environments")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--learner", choices=MAKERS, help="ppo by default")
+    parser.add_argument("--size", type=int, help="rows and columns, 14 by default")
+    parser.add_argument("--updates", type=int, help=f"of {NUM_STEPS} steps in {NUM_ENVS} environments, 400 by default")
+    parser.add_argument("--seeds", type=int, help="5 by default")
     parser.add_argument("--minigrid", metavar="NAME", help="an environment of MiniGrid instead of deep sea")
-    parser.add_argument("--env-steps", type=int, default=600_000, help="of each training in MiniGrid")
+    parser.add_argument("--env-steps", type=int, help="of each training in MiniGrid, 600,000 by default")
     parser.add_argument("--agent", choices=["PPO", "RND(PPO)"], help="only this one in MiniGrid")
     args = parser.parse_args()
+    unused = (
+        {"with --minigrid": ("learner", "size", "updates")} if args.minigrid else {"without --minigrid": ("env_steps", "agent")}
+    )
+    if args.quick:
+        unused["with --quick"] = "size", "updates", "seeds", "env_steps"
+    for reason, names in unused.items():
+        for name in names:
+            if getattr(args, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} has no effect {reason}")
+    for name, default in {"learner": "ppo", "size": 14, "updates": 400, "seeds": 5, "env_steps": 600_000}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    return args
+
+
+def main() -> None:
+    """Train, play, print a table."""
+    args = parse()
     if args.minigrid:
         compare_in_minigrid(args)
         return
