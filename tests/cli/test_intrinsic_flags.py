@@ -88,7 +88,7 @@ def test_help_shows_the_flags_to_the_algorithms_that_take_them(algorithm):
         ("dqn CartPole-v1 --intrinsic-reward rnd", "RND: agent must learn from rollouts, such as PPO or A2C, got DQN"),
         ("ppo CartPole-v1 --intrinsic-reward rnd --rnd-coefficient -1", "RND: coefficient must be"),
         ("ppo CartPole-v1 --intrinsic-reward rnd --rnd-num-minibatches 7", "RND: num_minibatches=7 must divide"),
-        ("ppo CartPole-v1 --intrinsic-reward icm", "invalid choice 'icm'"),
+        ("ppo CartPole-v1 --intrinsic-reward icm", "--intrinsic-reward must be one of"),
         ("a2c CartPole-v1 --intrinsic-reward rnd --capacity 9", "--capacity: a2c has no replay"),
         ("a3c CartPole-v1 --intrinsic-reward rnd --workers 2", "RND sends no gradients; use A2C or IMPALA"),
         ("ppo CartPole-v1 --intrinsic-reward rnd --coefficient 0.3", "rnd_dqn has it, or --rnd-coefficient"),

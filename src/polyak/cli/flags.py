@@ -1,5 +1,6 @@
 """Parses the arguments of a command with tyro."""
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from polyak.cli.flag_values import VALUE_RULES, parse_value
+from polyak.cli.parse_errors import ParseError, one_sentence
 from polyak.core.suggestions import escape_control, find_replacement
 from polyak.tracking.names import TrackerName
 
@@ -30,13 +32,13 @@ def parse(
     description: str,
     owners: Callable[[str], Sequence[str]] = lambda name: (),
 ) -> T:
-    """Parse arguments into an instance of the dataclass `kind`; exits with code 2 and a suggestion if an argument is invalid.
+    """Parse arguments into an instance of the dataclass `kind`; prints the help for `--help` and exits.
 
     Args:
         owners: the algorithms that have an unknown flag, by its field.
 
     Raises:
-        UsageError: a flag is set twice, or is a flag of another library or algorithm.
+        UsageError: a flag is unknown, set twice, or a flag of another library or algorithm, or its value is invalid.
     """
     if "output" in field_names(kind):
         # As one flag, so that both together are an error.
@@ -45,8 +47,9 @@ def parse(
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
         raise UsageError(f"{', '.join(repeated)} is set more than once")
-    for flag in unknown_flags(kind, arguments):
-        if (name_here := _name_in_polyak(flag, tuple(field_names(kind)))) is not None:
+    unknown = unknown_flags(kind, arguments)
+    for flag in unknown:
+        if (name_here := _name_in_polyak(f"--{_without_path(flag)}", tuple(field_names(kind)))) is not None:
             raise UsageError(f"in polyak {flag} is {name_here}")
         # The settings of all algorithms take 0.1 s to read, which `--help` and a misspelt flag need not wait for.
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
@@ -59,8 +62,17 @@ def parse(
             raise UsageError(f"{flag} is a setting of {', '.join(others)} only; polyak train {others[0]} has it{here}")
     # Every flag has a docstring; the search for comments in files would take a third of the time.
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
-    with VALUE_RULES:
-        return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
+    asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
+    try:
+        with VALUE_RULES, contextlib.nullcontext() if asks_for_help else one_sentence():
+            return tyro.cli(kind, args=list(arguments), prog=prog, description=description, config=config)
+    except ParseError as error:
+        if not unknown:
+            raise UsageError(str(error)) from None
+        names = [f"--{name.replace('_', '-')}" for name in (*field_names(kind), "help")]
+        nearest = difflib.get_close_matches(f"--{_without_path(unknown[0])}", names, n=1)
+        meant = f"did you mean {nearest[0]}? " if nearest else ""
+        raise UsageError(f"unknown flag {unknown[0]}; {meant}`{prog} --help` shows the flags") from None
 
 
 def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, description: str) -> tuple[Path, T]:
@@ -99,6 +111,11 @@ def unknown_flags(kind: Any, arguments: Sequence[str]) -> list[str]:
     """Return the flags for which the dataclass `kind` has no field."""
     own = {flag_of(f"--{name}") for name in field_names(kind)}
     return [flag for flag in set_flags(arguments) if flag not in own]
+
+
+def _without_path(flag: str) -> str:
+    """The name of a flag, of `--agent.learning-rate` too."""
+    return flag.removeprefix("--").rpartition(".")[2]
 
 
 OTHER_NAMES = {
