@@ -82,7 +82,8 @@ def test_the_loss_of_bc_of_discrete_actions_is_the_cross_entropy():
 
 def test_bc_does_not_clone_its_own_actions():
     with pytest.raises(
-        ValueError, match=r"BC: learns from recorded actions alone; use polyak\.train\.offline, or .* bc --data DATA"
+        ValueError,
+        match=r"BC: learns from recorded actions alone; use polyak\.train\.offline, or .* bc --data DATA --gradient-steps",
     ):
         polyak.train.run("bc", "jax/CartPole-v1", env_steps=100, progress=False)
 

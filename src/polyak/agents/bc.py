@@ -79,7 +79,7 @@ class BC(OffPolicyAgent):
     takes_sequences: ClassVar[bool] = True
     # In an environment the network would clone its own actions.
     env_error: ClassVar[str] = (
-        "BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA"
+        "BC: learns from recorded actions alone; use polyak.train.offline, or polyak train bc --data DATA --gradient-steps N"
     )
 
     network: Network | None = static(default=None, kw_only=False)
