@@ -24,7 +24,8 @@ def data(tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_is_trained_on_data_evaluated_and_continued(tmp_path, data, capsys):
     run = tmp_path / "run"
-    assert main(f"train dqn jax/CartPole-v1 --data {data} {TINY} --run-dir {run} --eval-episodes 2".split()) == 0
+    flags = f"--data {data} {TINY} --learning-rate linear:0.001 --run-dir {run} --eval-episodes 2"
+    assert main(f"train dqn jax/CartPole-v1 {flags}".split()) == 0
     output = capsys.readouterr().out
     assert "12 of 12 gradient steps" in output and "over 2 episodes" in output
     config = json.loads((run / "config.json").read_text())
@@ -35,6 +36,7 @@ def test_a_run_is_trained_on_data_evaluated_and_continued(tmp_path, data, capsys
         12,
     )
     assert main(f"resume {run} --env-steps 20 --eval-episodes 0 --no-compilation-cache".split()) == 0
+    assert "learning_rate stays at 0 after 12 gradient steps, where its schedule ends" in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["env_steps"] == 20
     assert main(f"resume {run} --eval-episodes 0".split()) == 0
     assert "finished at 20 gradient steps" in capsys.readouterr().out

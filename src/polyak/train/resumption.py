@@ -257,7 +257,7 @@ def ended_schedules(run: Run, config: RunConfig) -> list[str]:
     if dataclasses.is_dataclass(replay):
         fields |= {f"{field.name} of the replay": getattr(replay, field.name) for field in dataclasses.fields(replay)}
     return [
-        f"{name} stays at {value.end:g} after {value.env_steps:,.0f} env_steps, where its schedule ends"
+        f"{name} stays at {value.end:g} after {value.env_steps:,.0f} {config.unit}, where its schedule ends"
         for name, value in fields.items()
         if isinstance(value, Linear)
         and before < config.env_steps > value.env_steps
@@ -340,6 +340,6 @@ def _check_for_lost_checkpoints(run: Run, config: RunConfig) -> None:
     """Raise if a checkpoint is lost: two rows of metrics past the first checkpoint prove that a checkpoint was saved."""
     rows = [row["env_steps"] for row in run.read_metrics() if row["env_steps"] >= config.checkpoint_every]
     if len(rows) > 1:
-        raise CheckpointError(f"{run.checkpoints}: no checkpoint found, but the metrics reach {rows[-1]:,} env_steps")
+        raise CheckpointError(f"{run.checkpoints}: no checkpoint found, but the metrics reach {rows[-1]:,} {config.unit}")
     if config.seed is None:
         raise CheckpointError(f"{run.checkpoints}: no checkpoint found, and the run's key, which was no seed's, is not stored")
