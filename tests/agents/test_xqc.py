@@ -295,6 +295,10 @@ class Unnamed(nnx.Module):
         ({"actor": polyak.FlaxNNX(Unnamed)}, "network: weight_norm=True needs dense layers with weights named kernel, as Flax"),
         ({"optimizer": optax.contrib.schedule_free_sgd(0.1)}, "XQC: weight_norm must be False with schedule_free"),
         (
+            {"optimizer": optax.flatten(optax.contrib.schedule_free_sgd(0.1))},
+            "XQC: weight_norm must be False with schedule_free",
+        ),
+        (
             {"optimizer": optax.partition({"all": optax.contrib.schedule_free_sgd(0.1)}, lambda p: dict.fromkeys(p, "all"))},
             "XQC: weight_norm must be False with schedule_free",
         ),
