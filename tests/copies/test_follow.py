@@ -182,15 +182,17 @@ def test_the_check_of_the_online_tree_can_be_left_to_the_caller():
     assert int(jax.jit(wrong_tau.step)(wrong_tau.init(), ONLINE, TARGET)[1].skipped) == 1
 
 
+@pytest.mark.parametrize("tau", [1.0, 0.75, 0.25])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_an_infinite_constant_of_both_and_huge_numbers_are_followed(compiled):
+def test_an_infinite_constant_of_both_and_huge_numbers_are_followed(compiled, tau):
     online = {"mask": jnp.array([0.0, -jnp.inf]), "w": jnp.array([3e38, 3e38])}
     target = {"mask": jnp.array([0.0, -jnp.inf]), "w": jnp.array([3e38, 1e38])}
-    follow = Follow(1.0)
+    follow = Follow(tau)
     step = jax.jit(follow.step) if compiled else follow.step
     followed, state = step(follow.init(), online, target)
     assert int(state.fired) == 1 and int(state.skipped) == 0
-    assert followed["w"].tolist() == online["w"].tolist() and followed["mask"].tolist() == [0.0, -np.inf]
+    np.testing.assert_allclose(followed["w"], [3e38, 1e38 + tau * 2e38], rtol=1e-6)
+    assert followed["mask"].tolist() == [0.0, -np.inf]
 
 
 @pytest.mark.parametrize("bad", [0.0, np.nan])

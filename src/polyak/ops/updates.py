@@ -225,7 +225,7 @@ def wide_dtype(*dtypes: Any) -> Any:
 
 @jax.custom_jvp
 def _interpolate(online: Array, target: Array, tau: Array) -> Array:
-    """Compute t + τ(o - t) in the wide dtype, from the nearer end, with the exact bits of one side where τ is 0 or 1.
+    """Compute t + τ(o - t) in the wide dtype, from the nearer end, exactly where τ is 0 or 1 or both are infinite and equal.
 
     Halved, since the difference of two finite numbers can overflow. From the nearer end the step is at most half of the
     distance, so rounding cannot pass the other end. Subtraction instead of a sum, which would turn -0 into 0.
@@ -241,7 +241,7 @@ def _interpolate(online: Array, target: Array, tau: Array) -> Array:
     o, t = online.astype(wide), target.astype(wide)
     near, far = jnp.where(past_half, o, t), jnp.where(past_half, t, o)
     inner = near - doubled * (0.5 * near - 0.5 * far)
-    return _cast_finite(jnp.where(doubled == 0.0, near, inner), target.dtype)
+    return _cast_finite(jnp.where((doubled == 0.0) | (near == far), near, inner), target.dtype)
 
 
 @_interpolate.defjvp
