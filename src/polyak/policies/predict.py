@@ -337,9 +337,9 @@ def _mask_leaf(name: str, space: Leaf, mask: Any, batch: int | None) -> npt.NDAr
     if isinstance(space, Box | MultiBinary):
         raise ValueError(f"{name} must be None, for {space} has no mask")
     sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
-    flags = np.asarray(mask, bool)
-    check_shape(name, flags, (sum(sizes),) if batch is None else (batch, sum(sizes)))
-    rows = flags.reshape(-1, sum(sizes))
+    check_shape(name, mask, (sum(sizes),) if batch is None else (batch, sum(sizes)))
+    check_range(name, np.asarray(mask), 0, 1, batched=batch is not None)
+    rows = np.asarray(mask, bool).reshape(-1, sum(sizes))
     if not all(part.any(axis=1).all() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)):
         raise ValueError(f"{name} allows no action in some row; got {mask}")
     return rows
