@@ -242,5 +242,5 @@ def test_a_random_warm_start_acts_in_numpy_around_policies_whose_noise_has_the_s
 
 def test_boltzmann_rejects_distributions_without_logits():
     nested = Boltzmann(EpsilonGreedy(inner(), 0.1))
-    with pytest.raises(TypeError, match=r"Boltzmann: policy must have distributions with logits .* got EpsilonMixture"):
+    with pytest.raises(TypeError, match=r"with logits .* got EpsilonMixture; .* take agent.policy\(state\).policy"):
         nested.distribution(time_step(3), nested.initial_state(3))

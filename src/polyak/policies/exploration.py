@@ -174,5 +174,5 @@ def _soften(distribution: Any, temperature: Float[Array, ""]) -> Any:
             return Select(tuple(_soften(part, temperature) for part in distribution.parts), distribution.choice)
     raise TypeError(
         f"Boltzmann: policy must have distributions with logits (Categorical, MultiCategorical, Bernoulli), got "
-        f"{type(distribution).__name__}; put Boltzmann directly around the learned policy"
+        f"{type(distribution).__name__}; a greedy policy has them inside: take agent.policy(state).policy"
     )
