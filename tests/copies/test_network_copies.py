@@ -49,6 +49,8 @@ def test_target_is_updated_in_its_own_unit():
     by_steps = made(Follow(period=1000, unit="env_steps"))
     assert int(by_steps.follow(updates=5000, env_steps=992).target_count.fired) == 0
     assert int(by_steps.follow(env_steps=1008).target_count.fired) == 1
+    with pytest.raises(ValueError, match=r"network: follow needs a count of env_steps, got .* and \['updates'\]"):
+        by_steps.follow(updates=1)
 
 
 follow_once = jax.jit(lambda copies: copies.follow(updates=1, env_steps=1000))

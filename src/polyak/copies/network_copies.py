@@ -272,30 +272,31 @@ class NetworkCopies:
         online = soft_update(self._shared.variables, self.online, tau, stats_tau=stats_tau, key=key)
         return dataclasses.replace(self, online=online, version=self._shared.version)
 
-    def follow(self, *, updates: Any = 0, env_steps: Any = 0, key: PRNGKeyArray | None = None) -> "NetworkCopies":
+    def follow(self, *, updates: Any = None, env_steps: Any = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Count updates and environment steps, and update shared → online, then online → target, if their periods have elapsed.
 
         Args:
-            updates: gradient updates since the last call.
-            env_steps: environment steps since the last call.
+            updates: gradient updates since the last call; None counts none.
+            env_steps: environment steps since the last call; None counts none.
             key: see `soft_update`.
 
         Raises:
-            ValueError: there is no target and no `online` rule, or a count is negative.
+            ValueError: there is no target and no `online` rule, no count is in the unit of a rule, or a count is negative.
             TypeError: a count is not an integer.
         """
-        if self.target is None and self.online_follow is None:
-            raise ValueError(f"{self.name}: follow needs a target or an online rule, got the copies {', '.join(self.names)}")
-        counts = {"updates": updates, "env_steps": env_steps}
-        copies = self
+        copies, units = self, [rule.unit for rule in (self.online_follow, self.target_follow) if rule is not None]
+        counts = {unit: n for unit, n in (("updates", updates), ("env_steps", env_steps)) if n is not None}
+        if not counts.keys() & units:
+            needs = f"a count of {' or '.join(units)}" if units else "a target or an online rule"
+            raise ValueError(f"{self.name}: follow needs {needs}, got the copies {', '.join(self.names)} and {list(counts)}")
         if self.online_follow is not None and self.online_count is not None:
-            count, shared = counts[self.online_follow.unit], self._shared
+            count, shared = counts.get(self.online_follow.unit, 0), self._shared
             online_key = None if key is None else jax.random.fold_in(key, 1)
             online, counted = self.online_follow.step(self.online_count, shared.variables, self.online, count, key=online_key)
             version = jnp.where(counted.fired != self.online_count.fired, shared.version, self.version)
             copies = dataclasses.replace(self, online=online, online_count=counted, version=version)
         if copies.target_follow is not None and copies.target_count is not None:
-            count = counts[copies.target_follow.unit]
+            count = counts.get(copies.target_follow.unit, 0)
             target, counted = copies.target_follow.step(copies.target_count, copies.online, copies.target, count, key=key)
             copies = dataclasses.replace(copies, target=target, target_count=counted)
         return copies
@@ -536,9 +537,8 @@ class NetworkCopies:
 
     def _count(self, log: StepLog) -> "NetworkCopies":
         """The copies with one more gradient step in their counts."""
-        skipped, applied = log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32)
-        guard = self.guard.after_update(skipped, applied, log.bad)
-        return dataclasses.replace(self, steps=saturating_add(self.steps, applied), guard=guard)
+        guard = self.guard.after_update(log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32), log.bad)
+        return dataclasses.replace(self, steps=saturating_add(self.steps, log.applied), guard=guard)
 
     @property
     def _accumulated(self) -> Accumulated:
