@@ -131,6 +131,8 @@ SPEC = EnvSpec(Box([-99.0] * 2, [99.0] * 2), Box([-1.0], [1.0]), id="Toy-v0")
         ({"timeouts": np.zeros(N - 1, bool)}, ValueError, "timeouts must have one row for each of the 6 rewards, got 5"),
         ({"rewards": ["a"] * N}, TypeError, "rewards must be numbers, got an array of <U1"),
         ({"rewards": np.array([1.0] * 5 + [np.nan])}, ValueError, r"rewards must be finite, got nan"),
+        ({"rewards": np.array([1.0] * 5 + [1e300])}, ValueError, r"rewards must be finite, got 1e\+300 at \[5\]$"),
+        ({"rewards": np.ma.masked_equal([1.0] * 5 + [-9.0], -9.0)}, ValueError, "rewards must be complete, got 1 masked"),
         ({"observations": np.full((N, 2), np.inf)}, ValueError, r"observations must be finite, got inf at \[0, 0\]"),
         ({"actions": np.full((N, 1), 1.5)}, ValueError, r"actions must be in \[-1, 1\], got 1.5 at \[0, 0\]; clip them"),
         ({"actions": np.zeros((N, 2))}, ValueError, r"actions must have shape \(6, 1\), got \(6, 2\)"),

@@ -128,11 +128,14 @@ def _numbers(name: str, value: Any) -> PyTree:
 
     Raises:
         TypeError: an array holds text or objects.
+        ValueError: an array has masked values, or no rows.
     """
     if isinstance(value, Mapping):
         return {key: _numbers(f"{name} {key!r}", part) for key, part in value.items()}
     if isinstance(value, tuple) and value and all(isinstance(part, np.ndarray | Mapping | tuple) for part in value):
         return tuple(_numbers(f"{name} {i}", part) for i, part in enumerate(value))
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must be complete, got {np.ma.count_masked(value)} masked values")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:

@@ -104,7 +104,8 @@ def read_obs(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:
 
 def read_action(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:
     """Actions in the environment's units, see `read_obs`; those that rounding has moved out of the bounds are moved back."""
-    return unflatten(spec.action, _read_arrays(name, native_action_specs(spec), value, length))
+    advice = "; clip them to the bounds, as the environment does"
+    return unflatten(spec.action, _read_arrays(name, native_action_specs(spec), value, length, advice))
 
 
 def read_reward(name: str, value: Any, length: int) -> npt.NDArray[Any]:
@@ -117,20 +118,21 @@ def read_log_prob(name: str, spec: EnvSpec, value: Any, length: int) -> npt.NDAr
     """Log-probabilities, see `read_obs`; at most 0 unless they are densities of a Box."""
     is_density = any(isinstance(leaf, Box) for _, leaf in leaf_keys(spec.action))
     high = FLOAT32_MAX if is_density else 0.0
-    (log_prob,) = _read_arrays(name, (ArraySpec((), (), np.dtype(np.float32), -FLOAT32_MAX, high),), value, length)
+    specs = (ArraySpec((), (), np.dtype(np.float32), -FLOAT32_MAX, high),)
+    (log_prob,) = _read_arrays(name, specs, value, length, "; they are logarithms of probabilities")
     return log_prob
 
 
-def _read_arrays(name: str, specs: Sequence[ArraySpec], value: Any, length: int) -> list[npt.NDArray[Any]]:
+def _read_arrays(name: str, specs: Sequence[ArraySpec], value: Any, length: int, advice: str = "") -> list[npt.NDArray[Any]]:
     arrays = []
     for spec, leaf in zip(specs, read_leaves(name, specs, value), strict=True):
         array = to_array(spec.name(name), leaf, (length, *spec.shape), spec.dtype)
-        arrays.append(array if spec.low is None else _in_range(spec.name(name), array, spec))
+        arrays.append(array if spec.low is None else _in_range(spec.name(name), array, spec, advice))
     return arrays
 
 
-def _in_range(name: str, array: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArray[Any]:
-    """The array, with values that rounding has moved out of the bounds moved back.
+def _in_range(name: str, array: npt.NDArray[Any], spec: ArraySpec, advice: str) -> npt.NDArray[Any]:
+    """The array, with values that rounding has moved out of the bounds moved back; errors of finite numbers have the advice.
 
     Raises:
         ValueError: a value is outside.
@@ -142,7 +144,7 @@ def _in_range(name: str, array: npt.NDArray[Any], spec: ArraySpec) -> npt.NDArra
         array = np.where(np.abs(array - inside) <= ROUNDING * np.maximum(np.abs(inside), 1), inside, array)
         message = range_error(name, array, spec.low, spec.high)
         if message and np.isfinite(array).all():
-            message += "; clip them to the bounds, as the environment does"
+            message += advice
     if message:
         raise ValueError(message)
     return array
