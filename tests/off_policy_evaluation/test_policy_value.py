@@ -190,13 +190,14 @@ class Gaussian:
     std: float
     spec: EnvSpec = static()
     slope: float = 1.0
+    event_ndims: int = static(default=1)
 
     def initial_state(self, batch_size):
         return ()
 
     def distribution(self, time_step, carry=()):
         loc = self.slope * jnp.asarray(time_step.obs)
-        return Normal(loc, jnp.full(loc.shape, self.std), 1), carry
+        return Normal(loc, jnp.full(loc.shape, self.std), self.event_ndims), carry
 
     def action(self, time_step, carry, key):
         return PolicyStep(self.distribution(time_step)[0].sample(seed=key), carry)
@@ -302,6 +303,14 @@ def test_parts_of_an_action_may_be_deterministic_and_rows_have_distributions_of_
     arrays["actions"]["turn"] = turn[[1, 1, 2, 3]]
     with pytest.raises(ValueError, match=r"step 0 of episode 0, which is on a bound of Box.* at action 'turn'"):
         action_log_probs(policy, polyak.data.load(arrays, spec=policy.spec))
+
+
+def test_log_probs_of_another_shape_are_an_error(continuous):
+    data, behavior, _, _ = continuous
+
+    policy = Gaussian(0.3, behavior.spec, event_ndims=0)
+    with pytest.raises(ValueError, match=r"policy must have .*, log_prob of shape \(2000,\) .*, got shape \(2000, 1\)"):
+        polyak.evaluate_offline(policy, data.select(range(1_000)), method="is", behavior=behavior)
 
 
 def test_integer_boxes_have_no_probabilities(continuous):
@@ -474,7 +483,7 @@ def test_data_and_policies_of_other_environments_are_errors(arrays, data):
     ("change", "message"),
     [
         (lambda x: x[:3], r"log_probs must .*3"),
-        (lambda x: x + 5, r"log_probs must .*0"),
+        (lambda x: np.exp(x), r"log_probs must be in .*, 0\], got 0.* at \[0\]; they are logarithms of probabilities"),
         (lambda x: np.where(np.arange(len(x)) == 7, np.nan, x), "log_probs .*nan"),
         (lambda x: np.where(np.arange(len(x)) == 7, -np.inf, x), "log_probs .*-inf"),
     ],

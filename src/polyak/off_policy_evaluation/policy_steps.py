@@ -158,7 +158,10 @@ def compute_log_probs(steps: PolicySteps) -> npt.NDArray[np.float32]:
             raise ValueError(f"{wanted}, got integers of {leaf}{in_action(path)}, which have none; use method='fqe' or 'dm'")
 
     def outputs(distribution: Any, action: PyTree, key: PRNGKeyArray) -> PyTree:
-        return _log_prob(wanted, steps.spec, steps.spec.action, distribution, action)
+        log_prob, size = _log_prob(wanted, steps.spec, steps.spec.action, distribution, action), len(jax.tree.leaves(action)[0])
+        if log_prob.shape != (size,):
+            raise ValueError(f"{wanted}, log_prob of shape ({size},) for as many observations, got shape {log_prob.shape}")
+        return log_prob
 
     source = np.zeros(len(steps.time_steps.first), np.int64)
     source[steps.row] = np.arange(len(steps.row))
