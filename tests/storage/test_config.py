@@ -143,7 +143,7 @@ def test_constructor_errors_are_reported_with_their_path():
     "name", ["os.system", "builtins.eval", "subprocess.Popen", "Popen", "__import__", "Agent.__class__", "", 3, None, ["Net"]]
 )
 def test_only_registered_names_are_built(name):
-    with pytest.raises(ConfigError, match=r"config: unknown class name .*\(class names: Agent, Box, "):
+    with pytest.raises(ConfigError, match=r"config: unknown class name .*; pass a user-defined agent again as agent="):
         from_json({"$class": name}, CLASSES)
 
 

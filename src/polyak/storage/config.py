@@ -94,8 +94,7 @@ def _is_stored(field: Any) -> bool:
 def _build(content: dict[str, Any], path: str, classes: Mapping[str, type]) -> Any:
     name = content["$class"]
     if not isinstance(name, str) or name not in classes:
-        message = unknown_name(str(name)[:80], tuple(sorted(classes)), "class name")
-        raise ConfigError(f"{path}: {message}; pass a user-defined agent again {AS_AGENT}")
+        raise ConfigError(f"{path}: unknown class name {str(name)[:80]!r}; pass a user-defined agent again {AS_AGENT}")
     cls = classes[name]
     known = tuple(field.name for field in dataclasses.fields(cls) if _is_stored(field))
     values = {key: value for key, value in content.items() if key != "$class"}
