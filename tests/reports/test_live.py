@@ -184,7 +184,7 @@ def test_runs_appear_grow_are_killed_damaged_and_removed(tmp_path):
     (root / "broken").mkdir()
     (root / "broken/config.json").write_text("{")
     page = view(runs, picked=["b/c"])
-    assert "1 runs of one group" in page and "broken/config.json: not valid JSON" in page
+    assert "1 run of one group" in page and "broken/config.json: not valid JSON" in page
     for name in ("a", "b", "broken"):
         shutil.rmtree(root / name)
     assert "this run is not here any more" in view(runs, show="b/c")

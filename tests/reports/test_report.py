@@ -222,7 +222,7 @@ def test_damaged_runs_are_named_and_hide_no_other(runs, tmp_path):
     (tmp_path / "runs/unreadable/config.json").write_text("{")
     text = text_of(write(tmp_path / "runs"))
     assert "damaged/metrics.jsonl, line 6: not valid JSON" in text and "unreadable/config.json: not valid JSON" in text
-    assert "1 runs of one group" in text
+    assert "1 run of one group" in text
     with pytest.raises(RunError, match=r"metrics.jsonl, line 6: not valid JSON"):
         polyak.report(tmp_path / "runs/damaged")
 

@@ -154,7 +154,8 @@ def _compare_in_env(number: int, env: str, groups: Sequence[Group], samples: Sam
     colors = _choose_colors(scores[STEPS][0])
     mains = [_curve_chart(f"{prefix}{tag}", tag, by_axis, colors, _NOTES[tag]) for tag, by_axis in curves.items()]
     runs, unit = sum(len(group.records) for group in groups), unit_of(record for group in groups for record in group.records)
-    count = f"{runs} runs in {len(groups)} groups" if len(groups) > 1 else f"{runs} runs of one group"
+    noun = "runs" if runs > 1 else "run"
+    count = f"{runs} {noun} in {len(groups)} groups" if len(groups) > 1 else f"{runs} {noun} of one group"
     ends = ", ".join(text for axis in AXES if (text := _end_text(axis, scores[axis][1], unit)))
     return EnvView(
         env,
