@@ -79,8 +79,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/dqn.py",
-        "q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q",
-        "q = next_q if self.double else self._values(online, batch.next_obs, fold(key, 2))[0]",
+        "q = self.action_values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q",
+        "q = next_q if self.double else self.action_values(online, batch.next_obs, fold(key, 2))[0]",
         ("agents/test_dqn_tf_agents.py",),
     ),
     Mutation(

@@ -46,7 +46,7 @@ def test_the_loss_has_the_margin_of_transitions_from_data_alone():
     plain, agent, batch = agent_with(), agent_with(margin=0.8, margin_weight=2.0), make_batch()
     copies = agent.init(KEY).copies
     variables = {"online": copies.online, "target": copies.variables("target")}
-    values = agent._values(copies.online, batch.obs, None)[0]
+    values = agent.action_values(copies.online, batch.obs, None)[0]
     lead = np.asarray(agent.margin_loss(values, batch))[[0, 2]].sum() / 4
     losses = [one.loss(copies.online.params, batch, **variables) for one in (plain, agent)]
     np.testing.assert_allclose(losses[1][0], losses[0][0] + 2 * lead, rtol=1e-6)

@@ -85,7 +85,7 @@ def test_no_gradient_flows_into_the_burn_in():
 
     def total(obs):
         rows = dataclasses.replace(batch.obs, obs=obs, first=batch.obs.first & False)
-        return agent._values(state.copies.online, rows, None)[0].sum()
+        return agent.action_values(state.copies.online, rows, None)[0].sum()
 
     gradient = np.asarray(jax.jit(jax.grad(total))(batch.obs.obs))
     assert not gradient[:2].any() and gradient[2:8].any(axis=(1, 2)).all()

@@ -75,7 +75,8 @@ def test_the_target_of_dqn_is_that_of_slow_numpy(masked):
         make_batch(masked=masked),
     )
     networks = networks_of(agent)
-    q, next_q = (np.asarray(agent._values(networks["target"], obs, None)[0], np.float64) for obs in (batch.obs, batch.next_obs))
+    values = [agent.action_values(networks["target"], obs, None)[0] for obs in (batch.obs, batch.next_obs)]
+    q, next_q = (np.asarray(x, np.float64) for x in values)
     target = agent.td_target(batch, **networks)
     wanted = munchausen_target(batch, q, next_q, next_q, 0.9, 0.3, -0.5)
     np.testing.assert_allclose(target, wanted, rtol=1e-5, atol=1e-6)
@@ -121,7 +122,7 @@ def test_action_gaps_by_hand(masked):
     # Terminal in row 2; with masks action 1 in row 1 and 0 in row 4 are not allowed at s'.
     gaps = [2, 1, 0, 0, 0, 0.5] if masked else [2, 2, 0, 0, 2, 0.5]
     np.testing.assert_allclose(agent.action_gap(jnp.asarray(q), jnp.asarray(next_q), batch), gaps)
-    values = [agent._values(networks["target"], obs, None)[0] for obs in (batch.obs, batch.next_obs)]
+    values = [agent.action_values(networks["target"], obs, None)[0] for obs in (batch.obs, batch.next_obs)]
     difference = plain.td_target(batch, **networks) - agent.td_target(batch, **networks)
     np.testing.assert_allclose(difference, 0.5 * agent.action_gap(*values, batch), atol=1e-5)
 

@@ -9,7 +9,9 @@ import pytest
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
+from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
+from polyak.core.struct import struct
 from polyak.core.types import Rollout, TimeStep, Variables
 from polyak.learning.batch import sample_weights
 from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
@@ -252,6 +254,25 @@ def test_equal_advantages_train_value_and_entropy_but_not_the_policy():
     assert float(metrics["train/grad_norm"]) < 1e-4
     _, metrics = update(make(gamma=0.0, vf_coef=0.5, ent_coef=0.01), state, on_device(data), KEY)
     assert float(metrics["train/grad_norm"]) > 0.1 and metrics["train/skipped_steps"] == 0
+
+
+@struct(kw_only=True)
+class OneStepPPO(PPO):
+    """PPO with the error of one step as advantage."""
+
+    def compute_advantages(self, state, rollout, value):
+        target = rollout.reward + self.gamma * jnp.where(rollout.terminated, 0.0, value[1:])
+        return target - value[:-1], target
+
+
+def test_a_variant_may_compute_other_advantages():
+    agent = make(normalize_reward=None, gae_lambda=0.0)
+    state, data = fresh(agent), on_device(dataclasses.replace(noise(), carry=()))
+    variant = OneStepPPO(**{field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)})
+    batches = [batch_of(each, state, data)[0] for each in (variant, agent, dataclasses.replace(agent, gae_lambda=0.8))]
+    got, wanted, other = (jnp.where(batch.weight > 0, batch.advantage, 0.0) for batch in batches)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert not np.allclose(got, other, atol=1e-3)
 
 
 def test_terminated_and_truncated_differ_by_the_discounted_value_of_the_final_obs():

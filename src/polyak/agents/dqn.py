@@ -112,7 +112,7 @@ class DQN(MunchausenSettings, QAgent):
             key: for noise and dropout.
         """
         online = dataclasses.replace(online, params=params)
-        values, stats = self._values(online, batch.obs, fold(key, 0), train=True)
+        values, stats = self.action_values(online, batch.obs, fold(key, 0), train=True)
         q = of_action(values, batch.action)
         td_error = self.td_target(batch, online=online, target=target, key=key) - q
         terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
@@ -140,16 +140,16 @@ class DQN(MunchausenSettings, QAgent):
     ) -> Float[Array, " N"]:
         """The target of each transition, without a gradient; arguments as for `loss`."""
         reward = self.reward_scale * batch.reward
-        next_q, _ = self._values(target, batch.next_obs, fold(key, 1))
+        next_q, _ = self.action_values(target, batch.next_obs, fold(key, 1))
         if self.munchausen is not None:
-            q, _ = self._values(target, batch.obs, fold(key, 3))
+            q, _ = self.action_values(target, batch.obs, fold(key, 3))
             reward = reward + self.munchausen_bonus(q, batch.action, batch.action_mask)
             next_value = soft_value(next_q, self.munchausen_temperature, batch.next_action_mask)
         else:
-            q = self._values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q
+            q = self.action_values(online, batch.next_obs, fold(key, 2))[0] if self.double else next_q
             next_value = of_action(next_q, best_action(q, batch.next_action_mask))
         if self.gap_weight is not None:
-            q, _ = self._values(target, batch.obs, fold(key, 3))
+            q, _ = self.action_values(target, batch.obs, fold(key, 3))
             reward = reward - self.gap_weight * self.action_gap(q, next_q, batch)
         return jax.lax.stop_gradient(self.mix_returns(reward + batch.discount * next_value, batch))
 
@@ -171,7 +171,7 @@ class DQN(MunchausenSettings, QAgent):
         next_gap = jnp.max(allowed, axis=1) - of_action(allowed, batch.action)
         return jnp.minimum(gap, jnp.where(batch.discount > 0, next_gap, 0.0))
 
-    def _values(
+    def action_values(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
     ) -> tuple[Float[Array, "N n"], PyTree]:
         """The values of all actions, and the network's statistics; a recurrent network stays in evaluation mode."""

@@ -313,7 +313,7 @@ class PPO(OnPolicyAgent):
         if self.values_when == "collect":
             params, value = outputs_in_info(rollout, value, "values_when='collect'")
         batch, bad_data = make_batch(self._model, rollout, obs, weight, carry, params, value, axis_name)
-        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic), bad_data
+        return batch.with_advantages(*self.compute_advantages(state, rollout, value), intrinsic), bad_data
 
     def _epoch_batch(
         self, state: OnPolicyState, rollout: Rollout, batch: Batch, intrinsic: Array | None, params: PyTree
@@ -324,12 +324,12 @@ class PPO(OnPolicyAgent):
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
         variables = dataclasses.replace(state.copies.online, params=params)
         _, value = self._model.evaluate(variables, obs, rollout.time_steps.first, carry, self.microbatch_size)
-        return batch.with_advantages(*self._advantages(state, rollout, value), intrinsic)
+        return batch.with_advantages(*self.compute_advantages(state, rollout, value), intrinsic)
 
-    def _advantages(
+    def compute_advantages(
         self, state: OnPolicyState, rollout: Rollout, value: Float[Array, "times B"]
     ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-        """Advantages and value targets from the values of all observations."""
+        """Advantages and value targets of a rollout, from the values of its T + 1 observations."""
         return advantages_and_targets(
             self._scaled_reward(state, rollout),
             value[:-1],
