@@ -122,6 +122,13 @@ def test_predict_takes_trees():
     assert np.shape(single) == () and both.shape == (2,) and both[0] == single
 
 
+def test_predict_takes_the_bools_of_a_box_of_bools():
+    bools = greedy(EnvSpec(Box(False, True, (3,), np.dtype(bool)), SPEC.action))
+    obs = np.array([[True, False, True], [False, False, False]])
+    assert np.array_equal(bools.predict(obs)[0], greedy(SPEC).predict(obs)[0])
+    assert bools.predict([True, False, True])[0] == bools.predict(obs)[0][0]
+
+
 def test_discrete_observations_are_counted_from_their_start():
     wide = greedy(EnvSpec(Discrete(3, start=-1), Discrete(4)))
     plain = greedy(EnvSpec(Discrete(3), Discrete(4)))

@@ -302,7 +302,7 @@ def _batch_size(name: str, spec: ArraySpec, leaf: Any) -> int | None:
 
 def _obs_leaf(name: str, spec: ArraySpec, leaf: Any, batch: int | None, native: bool) -> npt.NDArray[Any]:
     array, shape = np.asarray(leaf), np.shape(leaf)
-    array = to_array(name, array.view(np.int8) if array.dtype == bool else array, shape, spec.dtype)
+    array = to_array(name, array.view(np.int8) if array.dtype == bool != spec.dtype else array, shape, spec.dtype)
     if spec.low is not None:
         check_range(name, array, spec.low, spec.high, batched=batch is not None)
         if not native and spec.dtype.kind == "i":
