@@ -19,6 +19,7 @@ from polyak.envs.classic import CartPole, Pendulum
 from polyak.loops import loop as loop_module
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import run_env_key
+from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import same_bits, with_online
 from tests.loops.scripted import Scripted
 from tests.loops.setting import AGENT, ENV, ENV_STEPS, KEY, LOOPS, NUM_ENVS, NUM_STEPS, everything, goes_on, hosted, run
@@ -130,6 +131,30 @@ def test_a_jax_environment_cannot_be_resumed_in_the_host_loop_without_its_state(
     half = run("host", env_steps=100)
     with pytest.raises(ValueError, match=r"resume_from .*JaxEnvOnHost.*restore"):
         run("host", resume_from=half.loop_state, env_steps_done=half.progress.env_steps)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # The state's own layers fit: with fewer or more of them, the rest would be left out, or be missing.
+        ({"network": MLP((8, 8))}, "same networks.*layers/1/bias' is missing, expected float32.8."),
+        ({"normalize_obs": False}, "'obs_normalizer' is missing, expected None"),
+    ],
+)
+def test_a_state_of_another_agent_is_rejected(whole, loop, change, message):
+    result = whole[loop][0]
+    agent = dataclasses.replace(AGENT, **change)
+    with pytest.raises(ValueError, match=message):
+        run(loop, agent=agent, **{"env": ENV} | goes_on(loop, result))
+
+
+def test_a_state_of_other_environments_and_no_state_are_rejected(whole):
+    result = whole["compiled"][0]
+    with pytest.raises(ValueError, match=f"resume_from must be of num_envs=2, as env is, got {NUM_ENVS}"):
+        run("compiled", env=dataclasses.replace(ENV, num_envs=2), resume_from=result.loop_state)
+    with pytest.raises(TypeError, match="resume_from must be the loop_state of a result, got TrainResult"):
+        run("compiled", resume_from=result)
 
 
 def test_run_picks_the_loop_from_the_environment(whole):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from polyak.core.checks import describe_change
-from polyak.core.tree_check import describe_leaf
+from polyak.core.tree_check import describe_leaf, named_leaves
 from polyak.core.types import Agent, Histogram, Mean, Policy, PyTree
 from polyak.loops.metrics import is_number
 
@@ -33,6 +33,26 @@ def check_agent(owner: str, agent: Any) -> None:
         raise TypeError(f"{owner}: agent must be an agent or the name of an algorithm, such as 'ppo', got {got}{lacks}")
     if any(leaf is agent for leaf in jax.tree.leaves(agent)):
         raise TypeError(f"{owner}: agent must be a pytree, got a {kind} object; decorate {kind} with polyak.core.struct.struct")
+
+
+def check_agent_state(name: str, agent: Agent, state: PyTree) -> None:
+    """Check that a state is of this agent: a network of other layers would ignore the parameters that it does not have.
+
+    Args:
+        name: the state, for messages.
+
+    Raises:
+        ValueError: it is of an agent with other networks, another optimizer or another replay.
+    """
+    trees = state, jax.eval_shape(agent.init, jax.random.key(0))
+    found, expected = ({leaf: describe_leaf(x) for leaf, x in named_leaves(tree)} for tree in trees)
+    for leaf in (*expected, *found):
+        got, wanted = (leaves.get(leaf, "missing") for leaves in (found, expected))
+        if got != wanted:
+            raise ValueError(
+                f"{name} must be of an agent with the same networks, optimizer and replay; its {leaf!r} is {got}, "
+                f"expected {wanted}"
+            )
 
 
 def check_policy_methods(owner: str, policy: Any, name: str = "policy") -> None:

@@ -35,7 +35,7 @@ from polyak.core.types import (
     TimeStep,
     copy_buffers,
 )
-from polyak.loops.agent_check import check_agent, check_callbacks, check_update
+from polyak.loops.agent_check import check_agent, check_agent_state, check_callbacks, check_update
 from polyak.loops.episodes import Episodes, EpisodeStatistics, EpisodeTotals, InfoSums, info_means, measure
 from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import (
@@ -194,12 +194,14 @@ def first_state(
         data: the state of the replay of a `MixedReplay`'s data; not used when resuming.
 
     Raises:
-        ValueError: the replay or a rollout does not fit into memory, or a `MixedReplay` lacks its data; raised before anything
-            runs.
+        TypeError, ValueError: `resume_from` is of another agent or number of environments, the replay or a rollout does not fit
+            into memory, or a `MixedReplay` lacks its data; raised before anything runs.
     """
     if resume_from is None or not donate:
         check_memory(agent, 1 if mesh is None else mesh.size, num_envs=num_envs, on_host=replay_on_host)
     if resume_from is not None:
+        if not donate:
+            check_resume_from(agent, resume_from, num_envs)
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
     check_data(agent, data)
@@ -208,6 +210,20 @@ def first_state(
         # A new replay on the devices: splitting the old replay would need twice the memory.
         state = replace(state, agent=with_new_replay(agent, state.agent, state_sharding(agent, mesh)))
     return state if data is None else replace(state, agent=with_data(agent, state.agent, data))
+
+
+def check_resume_from(agent: Agent, state: Any, num_envs: int) -> None:
+    """Check that a loop's state is of this agent and of as many environments.
+
+    Raises:
+        TypeError: the state is no `LoopState`.
+        ValueError: it is of other environments, or of an agent with other networks, another optimizer or another replay.
+    """
+    if not isinstance(state, LoopState):
+        raise TypeError(f"train: resume_from must be the loop_state of a result, got {type(state).__name__}")
+    for size in {len(leaf) for leaf in jax.tree.leaves(state.time_step)} - {num_envs}:
+        raise ValueError(f"train: resume_from must be of num_envs={num_envs}, as env is, got {size}")
+    check_agent_state("train: resume_from", agent, state.agent)
 
 
 def update_agent(

@@ -103,7 +103,9 @@ class TrainSettings(CommonSettings):
         workers: number of worker processes of the distributed and the asynchronous loop, or `Workers`.
         learners: number of processes over which the devices are split, or `Learners`; by default one device each.
         devices: number of devices; None is 2, if available, for 64 environments in JAX or images on the host, else 1.
-        resume_from: `loop_state` of a result, with `env_steps_done`; a named host environment begins new episodes.
+        resume_from: `loop_state` of a result, with `env_steps_done`; an agent with the same networks, optimizer and replay, and
+            as many environments. A host environment given by name or function begins new episodes; one of `polyak.envs.make`
+            must not have been reset or stepped since.
         env_steps_done: env_steps at which the result of `resume_from` ended.
         data: a data set that stays beside the agent's replay, or the first argument of `polyak.data.load`; see `MixedReplay`.
         data_share: share of the data in each batch.
