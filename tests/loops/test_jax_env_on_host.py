@@ -61,6 +61,7 @@ def test_resetting_twice_with_a_seed_is_reproducible():
 def test_snapshot_of_another_environment_is_rejected():
     other = JaxEnvOnHost(AutoReset(Pendulum(), NUM_ENVS), ENV_KEY)
     other.reset(0)
-    with pytest.raises(ValueError, match="jax/CartPole-v1: snapshot arrays must be"):
-        JaxEnvOnHost(ENV, ENV_KEY).restore(other.snapshot())
+    for snapshot in (other.snapshot(), {"id": "CartPole-v1"}):
+        with pytest.raises(ValueError, match="jax/CartPole-v1: snapshot arrays must be"):
+            JaxEnvOnHost(ENV, ENV_KEY).restore(snapshot)
     JaxEnvOnHost(ENV, ENV_KEY).close()

@@ -80,7 +80,7 @@ class JaxEnvOnHost:
         """
         shapes = jax.eval_shape(self._env.init, self._key)[0]
         expected = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
-        got = [(leaf.shape, leaf.dtype) for leaf in snapshot["state"]]
+        got = [(leaf.shape, leaf.dtype) for leaf in snapshot.get("state", ())]
         if expected != got:
             raise ValueError(
                 f"{self.spec.id}: snapshot arrays must be {expected}, got {got}; restore a snapshot of the same environment"
