@@ -135,10 +135,12 @@ def test_discrete_observations_are_counted_from_their_start():
     assert np.array_equal(wide.predict(np.array([-1, 0, 1]))[0], plain.predict(np.array([0, 1, 2]))[0])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_sampling_needs_a_key_and_is_determined_by_it():
     policy = greedy(EnvSpec(VECTOR, Box([-9.0], [9.0])))
-    with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
-        policy.predict(np.zeros(3), deterministic=False)
+    for no_key in (None, 3):
+        with pytest.raises(ValueError, match=rf"needs a key, e\.g\. key=jax\.random\.key\(0\), got {no_key}"):
+            policy.predict(np.zeros(3), deterministic=False, key=no_key)
     a, b, c = (policy.predict(np.zeros(3), deterministic=False, key=jax.random.key(seed))[0] for seed in (1, 1, 2))
     assert a == b != c
 

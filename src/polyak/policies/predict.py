@@ -79,8 +79,8 @@ def predict(
     for leaf in () if carry is None else jax.tree.leaves(carry):
         if np.shape(leaf)[:1] != (size,):
             raise ValueError(f"predict: carry must have a batch size of {size} as obs, got an array of shape {np.shape(leaf)}")
-    if not deterministic and key is None:
-        raise ValueError("predict: deterministic=False draws a sample and needs a key, e.g. key=jax.random.key(0)")
+    if not deterministic and not isinstance(key, jax.Array | np.ndarray):
+        raise ValueError(f"predict: deterministic=False samples and needs a key, e.g. key=jax.random.key(0), got {key!r}")
     resets = first_of_batch(first, size, carry is None)
     mask = mask_batch(spec, action_mask, batch, "predict")
     numpy_mode = _form_of(self).numpy_mode if deterministic and mask is None else None
