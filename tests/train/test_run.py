@@ -130,10 +130,11 @@ def test_a_rollout_that_is_longer_than_the_training_is_said_before(env_steps, is
 
 
 @pytest.mark.slow
-def test_a_finished_run_says_nothing_of_a_rollout(tmp_path, capsys):
-    train(jax_env(), run_dir=tmp_path / "run")
-    polyak.resume(tmp_path / "run", progress=True)
-    assert "trains on one rollout" not in capsys.readouterr().out
+def test_a_finished_run_says_nothing_of_a_rollout_or_of_the_limit_of_its_evaluation(tmp_path, capsys):
+    train(jax_env(), 400, run_dir=tmp_path / "run")
+    polyak.resume(tmp_path / "run", progress=True, eval_episodes=2)
+    said = capsys.readouterr().out
+    assert "evaluating 2 episodes" in said and "trains on one rollout" not in said and "no episode has ended" not in said
 
 
 def test_progress_can_be_switched_off(capsys):

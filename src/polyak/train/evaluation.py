@@ -138,8 +138,12 @@ def evaluate_if_it_ends(env: Env | HostEnv, policy: Policy, episodes: int, seed:
 
 
 def describe_limit(metrics: Mapping[str, float], max_steps: int) -> str:
-    """A remark about an evaluation that may take long, as no episode of the training has ended; else an empty text."""
-    return "" if RETURN in metrics else f"no episode has ended yet; eval_max_steps={max_steps:,} ends the evaluation"
+    """A remark about an evaluation that may take long, as no episode of the training has ended; else an empty text.
+
+    Without metrics nothing was trained: a finished run was resumed, whose episodes have ended or not.
+    """
+    has_ended = not metrics or RETURN in metrics
+    return "" if has_ended else f"no episode has ended yet; eval_max_steps={max_steps:,} ends the evaluation"
 
 
 class PeriodicEvaluation:
