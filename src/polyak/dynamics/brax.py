@@ -7,7 +7,7 @@ import numpy as np
 
 from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, obs_space, own_promotion, raw_key
 from polyak.dynamics.mujoco_images import mujoco_images
 from polyak.dynamics.names import brax_names, check_name
 from polyak.dynamics.randomized_model import RandomizedModel
@@ -26,11 +26,9 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ImportError: Brax is not installed.
         TypeError, ValueError: no such environment or setting.
     """
-    try:
+    with explain_missing("brax", "brax"):
         from brax import envs
         from brax.envs.wrappers.training import EpisodeWrapper
-    except ModuleNotFoundError as error:
-        raise ImportError(f"brax environments need brax: pip install 'polyak[brax]' ({error})") from error
     check_name("brax", name, brax_names())
     limits = {"episode_length": EPISODE_LENGTH, "action_repeat": 1}
     limits |= {key: value for key, value in settings.items() if key in limits}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import EnvSpec
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, own_promotion, raw_key
 from polyak.dynamics.gymnax import NEVER, action_space_of, box_of
 from polyak.dynamics.names import check_name, craftax_names
 
@@ -28,10 +28,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ValueError: no such environment.
         TypeError: no such setting.
     """
-    try:
+    with explain_missing("craftax", "Craftax"):
         from craftax.craftax_env import make_craftax_env_from_name
-    except ModuleNotFoundError as error:
-        raise ImportError(f"craftax environments need Craftax: pip install 'polyak[craftax]' ({error})") from error
     check_name("craftax", name, craftax_names())
     with own_promotion(f"craftax/{name}"):
         env = make_craftax_env_from_name(name, auto_reset=False)

@@ -109,6 +109,22 @@ class ForeignDynamics:
 
 
 @contextlib.contextmanager
+def explain_missing(library: str, name: str) -> Iterator[None]:
+    """Import a library whose environments begin with `library/`; the error of a missing one has the extra that installs it.
+
+    Args:
+        name: the library's own name.
+
+    Raises:
+        ImportError: the library, or one that it imports, is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{library} environments need {name}: pip install 'polyak[{library}]' ({error})") from error
+
+
+@contextlib.contextmanager
 def own_promotion(id: str) -> Iterator[None]:
     """Run a library under JAX's default promotion, on which it relies; a note marks errors of its code."""
     try:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, Space
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, own_promotion
 from polyak.dynamics.names import check_name, gymnax_names
 
 # Longer than any episode, and exact in float32, as some limits are floats.
@@ -25,10 +25,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ValueError: no such environment.
         TypeError: no such setting.
     """
-    try:
+    with explain_missing("gymnax", "gymnax"):
         import gymnax
-    except ModuleNotFoundError as error:
-        raise ImportError(f"gymnax environments need gymnax: pip install 'polyak[gymnax]' ({error})") from error
     check_name("gymnax", name, gymnax_names())
     with own_promotion(f"gymnax/{name}"):
         fields = gymnax.make(name)[1].__dataclass_fields__

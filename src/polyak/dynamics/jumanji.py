@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, raw_key
 from polyak.dynamics.names import check_name, jumanji_names
 
 
@@ -18,10 +18,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ImportError: Jumanji is not installed.
         TypeError, ValueError: no such environment or setting, or its spaces or rewards are not supported.
     """
-    try:
+    with explain_missing("jumanji", "jumanji"):
         import jumanji
-    except ModuleNotFoundError as error:
-        raise ImportError(f"jumanji environments need jumanji: pip install 'polyak[jumanji]' ({error})") from error
     check_name("jumanji", name, jumanji_names())
     return dynamics_of(jumanji.make(name, **settings), f"jumanji/{name}")
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, own_promotion, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, own_promotion, raw_key
 from polyak.dynamics.names import check_name, navix_names
 
 SYMBOLIC = ("symbolic", "symbolic_first_person", "categorical", "categorical_first_person")
@@ -28,10 +28,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ValueError: no such environment.
         TypeError, AttributeError: no such setting, or no such function.
     """
-    try:
+    with explain_missing("navix", "NAVIX"):
         import navix
-    except ModuleNotFoundError as error:
-        raise ImportError(f"navix environments need NAVIX: pip install 'polyak[navix]' ({error})") from error
     check_name("navix", name, navix_names())
     function = settings.get("observation_fn")
     named = {"observation_fn": getattr(navix.observations, function)} if isinstance(function, str) else {}

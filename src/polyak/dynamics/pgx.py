@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from polyak.core.spaces import Discrete, EnvSpec
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, obs_space, own_promotion, raw_key
 from polyak.dynamics.names import check_name, pgx_names
 
 
@@ -20,10 +20,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ValueError: no such game, or one of several players.
         TypeError: no such setting.
     """
-    try:
+    with explain_missing("pgx", "Pgx"):
         import pgx
-    except ModuleNotFoundError as error:
-        raise ImportError(f"pgx environments need Pgx: pip install 'polyak[pgx]' ({error})") from error
     if name not in pgx.available_envs():
         check_name("pgx", name, pgx_names())
     with own_promotion(f"pgx/{name}"):

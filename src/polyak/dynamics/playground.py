@@ -14,7 +14,7 @@ from polyak.core.checks import check_integer
 from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import PyTree
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, obs_space, own_promotion, raw_key
 from polyak.dynamics.mujoco_images import mujoco_images
 from polyak.dynamics.names import check_name, playground_names
 from polyak.dynamics.randomized_model import RandomizedModel
@@ -48,12 +48,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ValueError: no such environment, a setting of another type, or no such function.
         KeyError: no such setting.
     """
-    try:
+    with explain_missing("playground", "MuJoCo Playground"):
         from mujoco_playground import registry
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"playground environments need MuJoCo Playground: pip install 'polyak[playground]' ({error})"
-        ) from error
     check_name("playground", name, playground_names())
     has_impl = "impl" in registry.get_default_config(name)
     on_cpu = {"impl": "jax"} if has_impl and jax.default_backend() == "cpu" else {}

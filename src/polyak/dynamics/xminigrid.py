@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Space
-from polyak.dynamics.foreign import ForeignDynamics, ForeignState, obs_space, own_promotion, raw_key
+from polyak.dynamics.foreign import ForeignDynamics, ForeignState, explain_missing, obs_space, own_promotion, raw_key
 from polyak.dynamics.names import check_name, xminigrid_names
 
 
@@ -22,10 +22,8 @@ def dynamics(name: str, settings: dict[str, Any]) -> ForeignDynamics:
         ValueError: no such environment.
         TypeError: no such setting.
     """
-    try:
+    with explain_missing("xminigrid", "XLand-MiniGrid"):
         import xminigrid
-    except ModuleNotFoundError as error:
-        raise ImportError(f"xminigrid environments need XLand-MiniGrid: pip install 'polyak[xminigrid]' ({error})") from error
     check_name("xminigrid", name, xminigrid_names())
     with own_promotion(f"xminigrid/{name}"):
         env, params = xminigrid.make(name, **settings)
