@@ -10,11 +10,11 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyState
-from polyak.agents.settings import TargetSettings
-from polyak.agents.soft_actor import SoftActorAgent, SoftActorCopies
+from polyak.agents.quantile_critics import QuantileCriticsAgent
+from polyak.agents.soft_actor import SoftActorCopies
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_unset
-from polyak.core.struct import check_settings, integer, number, setting, static, struct
+from polyak.core.struct import check_settings, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     action_dimensions,
@@ -24,7 +24,6 @@ from polyak.learning.actor_critic_updates import (
     feedforward_or_default,
     join_logs,
 )
-from polyak.learning.quantile_critics import quantile_critic_loss
 from polyak.learning.recurrent_replay import apply_to_batch
 from polyak.networks.actor import Actor
 from polyak.networks.critics import Critics
@@ -84,7 +83,7 @@ class BROCopies(SoftActorCopies):
 
 
 @struct(kw_only=True)
-class BRO(TargetSettings, SoftActorAgent):
+class BRO(QuantileCriticsAgent):
     """BRO for Box actions: SAC with quantile critics without pessimism, many gradient steps, resets, and an optimistic actor.
 
         J_Z(θ) = E[ Σ_i Σ_m 1/M Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M
@@ -132,8 +131,6 @@ class BRO(TargetSettings, SoftActorAgent):
         target_entropy: H̄, the entropy of the policy that a learned α aims at, of actions in [-1, 1]; at most dim A log 2, the
             entropy of random actions. `"auto"`, or None, takes -dim A / 2.
         alpha_loss: `"alpha"`: J(α) as above; `"log_alpha"`: with log α in place of α.
-        num_quantiles: M, number of quantiles of each critic.
-        huber_delta: κ, the error above which the quantile loss is linear.
         kl_target: K, the divergence for each dimension of the action that β and λ aim at.
         std_scale: c, the standard deviation of the optimistic actor, in standard deviations of the actor.
         initial_optimism: initial value of β.
@@ -154,14 +151,14 @@ class BRO(TargetSettings, SoftActorAgent):
     """
 
     entropy_of_dimension: ClassVar[float] = -0.5
+    averages_quantiles: ClassVar[bool] = False
 
     updates_per_step: float = 10.0
     batch_size: int = 128
     learning_starts: int = 2_500
     alpha_loss: Literal["log_alpha", "alpha"] = "alpha"
+    num_quantiles: int = 100
     optimistic_actor: Network | None = static(default=None)
-    num_quantiles: int = integer(default=100)
-    huber_delta: Scalar = number(default=1.0, above=0)
     kl_target: Scalar = number(default=0.05, above=0)
     std_scale: Scalar = number(default=0.75, above=0)
     initial_optimism: Scalar = number(default=1.0, at_least=1e-4, at_most=1_000)
@@ -259,34 +256,6 @@ class BRO(TargetSettings, SoftActorAgent):
         new = _join(soft, optimistic, OptimismWeights(after.params, state))
         return new, append_logs(log, join_logs(optimistic_actor=optimistic_log, optimism_weights=weights_log))
 
-    def critic_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        critics: Variables,
-        target: Variables,
-        actor: Variables,
-        alpha: Float[Array, ""],
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """J_Z of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
-
-        Args:
-            params: θ of the online critics.
-            critics: the online critics; their parameters are not used.
-            target: the target critics.
-            actor: the actor that a' is drawn from.
-            alpha: the weight of the entropy.
-            key: for a', and dropout.
-        """
-        target_key, dropout_key = jax.random.split(key)
-        online = dataclasses.replace(critics, params=params)
-        quantiles, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
-        targets = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)
-        loss, terms = quantile_critic_loss(quantiles, targets, batch.weight, self.huber_delta)
-        return weighted_sum(loss, batch.weight), Aux(terms, stats)
-
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
     ) -> Float[Array, "B M"]:
@@ -297,10 +266,6 @@ class BRO(TargetSettings, SoftActorAgent):
         soft_values = quantiles - (alpha * draw.log_prob)[:, None]
         rewards, discounts = self.reward_scale * batch.reward, batch.discount
         return jax.lax.stop_gradient(rewards[:, None] + discounts[:, None] * soft_values)
-
-    def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
-        """Q_μ, the mean over the quantiles of all critics."""
-        return jnp.mean(q, axis=(1, 2))
 
     def disagreement(self, q: Float[Array, "B N M"]) -> Float[Array, " B"]:
         """Q_σ, the mean over quantiles of the critics' mean distance from their mean."""

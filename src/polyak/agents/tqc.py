@@ -1,26 +1,20 @@
 """Truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269): soft actor-critic with distributions of returns."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.agents.quantile_critics import QuantileCriticsAgent
 from polyak.agents.sequence_settings import SequenceSettings
-from polyak.agents.settings import TargetSettings
-from polyak.agents.soft_actor import SoftActorAgent
-from polyak.core.struct import check_settings, integer, number, struct
-from polyak.core.types import PyTree, Scalar, Variables
+from polyak.core.struct import check_settings, integer, struct
+from polyak.core.types import Variables
 from polyak.learning.actor_critic_updates import check_critics
-from polyak.learning.quantile_critics import quantile_critic_loss
 from polyak.networks.critics import Critics
-from polyak.ops.gradient_step import Aux
-from polyak.ops.losses import weighted_sum
 from polyak.replay.replay import Transition
 
 
 @struct(kw_only=True)
-class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
+class TQC(SequenceSettings, QuantileCriticsAgent):
     """TQC for Box actions: SAC with quantile critics.
 
         J_Z(θ) = E[ Σ_i 1/M Σ_m 1/K Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M
@@ -43,9 +37,7 @@ class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
             M = `num_quantiles`. Dropout is on in all losses and the target.
             Batch normalization uses the statistics of the batch in the critics' loss, and running ones elsewhere; critics with
             batch normalization have dropout in their own loss alone.
-        num_quantiles: M, number of quantiles of each critic.
         dropped_quantiles: d, number of the largest quantiles per critic that the target drops.
-        huber_delta: κ, the error above which the quantile loss is linear.
 
     Raises:
         TypeError, ValueError: a setting is out of range; the message names it.
@@ -56,9 +48,7 @@ class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
     >>> state = agent.init(jax.random.key(0))
     """
 
-    num_quantiles: int = integer(default=25)
     dropped_quantiles: int = integer(default=2, at_least=0)
-    huber_delta: Scalar = number(default=1.0, above=0)
 
     def __post_init__(self) -> None:
         self._check_boxes()
@@ -75,34 +65,6 @@ class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
         """Check that critics return `num_quantiles` quantiles each."""
         check_critics(self._critics, variables, self.spec_of("critic"), outputs=self.num_quantiles)
 
-    def critic_loss(
-        self,
-        params: PyTree,
-        batch: Transition,
-        *,
-        critics: Variables,
-        target: Variables,
-        actor: Variables,
-        alpha: Float[Array, ""],
-        key: PRNGKeyArray,
-    ) -> tuple[Float[Array, ""], Aux]:
-        """J_Z of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample.
-
-        Args:
-            params: θ of the online critics.
-            critics: the online critics; their parameters are not used.
-            target: the target critics.
-            actor: the actor that a' is drawn from.
-            alpha: the weight of the entropy.
-            key: for a', and dropout.
-        """
-        target_key, dropout_key = jax.random.split(key)
-        online = dataclasses.replace(critics, params=params)
-        quantiles, stats = self.q_values_in_training(online, batch.obs, batch.action, dropout_key)
-        targets = self.td_target(batch, target=target, actor=actor, alpha=alpha, key=target_key)
-        loss, terms = quantile_critic_loss(quantiles, targets, batch.weight, self.huber_delta)
-        return weighted_sum(loss / self.num_quantiles, batch.weight), Aux(terms, stats)
-
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
     ) -> Float[Array, "B K"]:
@@ -115,7 +77,3 @@ class TQC(SequenceSettings, TargetSettings, SoftActorAgent):
         soft_values = smallest - (alpha * draw.log_prob)[:, None]
         rewards, discounts = self.reward_scale * batch.reward, batch.discount
         return jax.lax.stop_gradient(rewards[:, None] + discounts[:, None] * soft_values)
-
-    def combine_critics(self, q: Float[Array, "B N *M"]) -> Float[Array, "..."]:
-        """The mean over the quantiles of all critics."""
-        return jnp.mean(q, axis=(1, 2))
