@@ -788,8 +788,8 @@ MUTATIONS = (
     ),
     Mutation(
         "dynamics/jumanji.py",
-        "pip install 'polyak[jumanji]'",
-        "pip install 'polyak[brax]'",
+        'explain_missing("jumanji", "jumanji")',
+        'explain_missing("brax", "jumanji")',
         ("envs/test_constructors.py::test_a_missing_extra_gives_its_pip_line",),
     ),
     # loops
