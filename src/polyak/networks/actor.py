@@ -4,12 +4,10 @@ import math
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import PRNGKeyArray
 
 from polyak.core.spaces import Box, EnvSpec, Leaf, map_space
 from polyak.core.struct import check_settings, choice, number, struct
-from polyak.core.types import PyTree, Variables
-from polyak.networks.adapters import FlaxNNX
+from polyak.core.types import PyTree
 from polyak.networks.heads import PolicySettings, Std
 from polyak.networks.layers import ACTIVATIONS, Activation, DenseSettings, Torso
 from polyak.networks.normalization import OWN_NORM, HiddenLayers, NormalizedTorso
@@ -68,16 +66,6 @@ class Actor(HiddenLayers, PolicySettings):
     def dense(self) -> DenseSettings:
         """The settings of the dense layers."""
         return DenseSettings(self.hidden, self.activation, self.orthogonal, self.norm)
-
-    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """Create variables for the spec's spaces."""
-        return FlaxNNX(self.module).init(key, spec)
-
-    def apply(
-        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """`((action_params, None), carry, stats)` for obs leaves `[B, ...]`."""
-        return FlaxNNX(self.module).apply(variables, obs, carry, train=train, key=key)
 
     def module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         """The layers, of random initial weights."""

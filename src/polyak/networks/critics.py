@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, in_action, leaf_spaces
 from polyak.core.struct import check_settings, choice, integer, number, struct
-from polyak.core.types import PyTree, Variables
-from polyak.networks.adapters import FlaxNNX
+from polyak.core.types import PyTree
 from polyak.networks.initializers import constant, uniform
 from polyak.networks.layers import ACTIVATIONS, Activation, Encoder, encoded_size
 from polyak.networks.normalization import OWN_NORM, BatchRenorm, HiddenLayers
@@ -24,10 +23,11 @@ from polyak.networks.residual import ResidualBlocks
 class Critics(HiddenLayers):
     """Settings of the built-in critics: N networks of equal shape that take an observation and an action.
 
-    `apply(variables, (obs, action))` returns `(q, None)` with q `[B, N]`. With Discrete actions it takes no action and returns
-    the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B, N, M]`; with `num_atoms` = K
-    the logits of its distribution, `[B, N, K]`. The critics share only the convolutions of images. As the head of a recurrent
-    network, `LSTM(head=Critics())`, they see the output of the cell in place of the observation, and share the cell.
+    `apply(variables, (obs, action))`, Box actions between -1 and 1, returns `(q, None)` with q `[B, N]`. With Discrete actions
+    it takes no action and returns the values of all n, `[B, N, n]`; with `num_quantiles` = M the quantiles of the return, `[B,
+    N, M]`; with `num_atoms` = K the logits of its distribution, `[B, N, K]`. The critics share only the convolutions of images.
+    As the head of a recurrent network, `LSTM(head=Critics())`, they see the output of the cell in place of the observation, and
+    share the cell.
 
     Attributes:
         activation: activation after each dense layer.
@@ -64,16 +64,6 @@ class Critics(HiddenLayers):
     def outputs(self) -> tuple[str, int | None]:
         """The setting that says how many numbers each critic returns, and its value, None for the mean."""
         return ("num_quantiles", self.num_quantiles) if self.num_atoms is None else ("num_atoms", self.num_atoms)
-
-    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """Create variables for the spec's spaces."""
-        return FlaxNNX(self.module).init(key, spec)
-
-    def apply(
-        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """`((q, None), carry, stats)`; `obs` is `(obs, action)`, leaves `[B, ...]`, Box actions between -1 and 1."""
-        return FlaxNNX(self.module).apply(variables, obs, carry, train=train, key=key)
 
     def module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
         """The layers, of random initial weights."""

@@ -1,5 +1,6 @@
 """Normalization and residual blocks of actors and critics: their settings, the layers of an actor, batch renormalization."""
 
+import abc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -8,13 +9,14 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, setting, static, struct
-from polyak.core.types import PyTree
+from polyak.core.types import PyTree, Variables
 from polyak.core.warn import warn
+from polyak.networks.adapters import FlaxNNX
 from polyak.networks.hypersphere import HypersphereBlocks
 from polyak.networks.inverted import InvertedBlocks
 from polyak.networks.layers import ACTIVATIONS, DenseSettings, Encoder, Layer, encoded_size, set_widths
@@ -32,8 +34,8 @@ MOMENTUM, EPSILON, R_MAX, D_MAX = 0.99, 1e-3, 3.0, 5.0
 
 
 @struct(kw_only=True)
-class HiddenLayers:
-    """The dense layers of an actor or of critics, their normalization, and residual blocks.
+class HiddenLayers(abc.ABC):
+    """The base of the networks of an actor and of critics: dense layers, their normalization, and residual blocks.
 
     Attributes:
         hidden: widths of the dense layers, or the width of each residual block.
@@ -76,6 +78,20 @@ class HiddenLayers:
         is_before_linear = self.norm_before == "linear"
         is_of_first_layer = is_before_linear and self.residual is None
         return self.norm is not None and (self.norm_inputs or is_before_linear) and not is_of_first_layer
+
+    @abc.abstractmethod
+    def module(self, spec: EnvSpec, rngs: nnx.Rngs) -> nnx.Module:
+        """The layers, of random initial weights."""
+
+    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
+        """Create variables for the spec's spaces."""
+        return FlaxNNX(self.module).init(key, spec)
+
+    def apply(
+        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """`(out, carry, stats)` for obs leaves `[B, ...]`; see the class for `obs` and `out`."""
+        return FlaxNNX(self.module).apply(variables, obs, carry, train=train, key=key)
 
     def set_layers(self) -> None:
         """Convert `hidden` to a tuple, and check it; with residual blocks, set the normalization if there is none.
