@@ -265,8 +265,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
                 priorities = ring.set_priorities(current, index, error, enabled=is_learning, axis_name=axis_name).priorities
             return (copies, priorities), log
 
-        follow = self.follow()
-        copies = state.copies if follow is None else follow_by(state.copies, follow)
+        copies = follow_by(state.copies, self.follow())
         copies, resets = reset_if_due(self, copies, state.resets, state.updates, is_learning)
         (copies, priorities), log = jax.lax.scan(step, (copies, replay.priorities), keys)
         # The period is part of the tree structure, and the structure of the state must not change.
@@ -321,8 +320,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         """Take one gradient step on transitions of `add_data`, of one environment; `env_steps` counts these steps."""
         replay: Any = state.replay
         sample_key, train_key = jax.random.split(key)
-        copies, follow = state.copies, self.follow()
-        copies = copies if follow is None else follow_by(copies, follow)
+        copies = follow_by(state.copies, self.follow())
         copies, resets = reset_if_due(self, copies, state.resets, state.updates, jnp.array(True))
         batch = self.replay.sample(replay, sample_key, self.batch_size, **self._draw_options(state.env_steps, 1))
         batch = dataclasses.replace(batch, from_data=jnp.ones(batch.weight.shape, bool))

@@ -559,10 +559,10 @@ class NetworkCopies:
         return self.shared
 
 
-def follow_by(copies: PyTree, rule: Follow) -> PyTree:
-    """A tree of `NetworkCopies` with new `Follow` rules and unchanged counters."""
+def follow_by(copies: PyTree, rule: Follow | None) -> PyTree:
+    """A tree of `NetworkCopies` with new `Follow` rules and unchanged counters; None leaves the rules."""
     nodes, structure = jax.tree.flatten(copies, is_leaf=lambda node: isinstance(node, Follow))
-    return jax.tree.unflatten(structure, [rule if isinstance(node, Follow) else node for node in nodes])
+    return jax.tree.unflatten(structure, [node if rule is None or not isinstance(node, Follow) else rule for node in nodes])
 
 
 def _fresh(
