@@ -8,7 +8,7 @@ from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.batch import Weights, make_batch
 from polyak.ops.returns import gae
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import StateDependentExploration, add_sde, check_sde
 
 
@@ -49,7 +49,7 @@ class A2C(PolicyGradientAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        return self._with_returns(add_sde(self._network_policy(state, state.copies.online), self.sde_sample_freq))
+        return add_return(add_sde(self._network_policy(state, state.copies.online), self.sde_sample_freq), self)
 
     def gradients(
         self,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +32,8 @@ from polyak.ops.gradient_step import check_optimizer_state
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.updates import soft_update
 from polyak.policies.critic_state import WithCriticState
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.predict import PolicyWithSpec
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy, P, add_return
 from polyak.replay.sequences import SequenceObs
-
-P = TypeVar("P", bound=PolicyWithSpec)
 
 
 @struct
@@ -108,8 +105,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
                 running statistics.
         """
         is_training = key is not None and not has_batch_statistics(variables)
-        q, _ = apply_critics(self._critics, variables, self.seen_by("critic", obs), action, train=is_training, key=key)
-        return q
+        return apply_critics(self._critics, variables, self.seen_by("critic", obs), action, train=is_training, key=key)[0]
 
     def q_values_in_training(
         self, variables: Variables, obs: PyTree, action: PyTree, key: PRNGKeyArray
@@ -191,8 +187,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def _set_networks(self, actor: Actor, critics: Critics) -> None:
         """Set the default networks where there are none; beside a built-in recurrent actor, critics have its kind of cell."""
         owner = type(self).__name__
-        defaults = ("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))
-        for name, default, spec in defaults:
+        for name, default, spec in (("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))):
             given = getattr(self, name)
             if name == "critics" and given is None and isinstance(self.actor, Recurrent):
                 given = dataclasses.replace(self.actor, head=critics)
@@ -274,7 +269,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         The return is only there where rewards are divided by its standard deviation.
         """
         carried = WithCriticState(policy, self._critic_core(state)) if self.replay.draws_sequences else policy
-        return DiscountedReturn(carried, self.gamma) if self.normalize_reward == "return" else carried
+        return add_return(carried, self)
 
     def _critic_core(self, state: OffPolicyState) -> NetworkPolicy | None:
         """The recurrent part of the critics as a policy that is only carried along; None for critics without one."""

@@ -32,7 +32,7 @@ from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.flow_policy import FlowPolicy
-from polyak.policies.network_policy import DiscountedReturn, Greedy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, add_return
 from polyak.replay.replay import Transition
 
 PAPER_LAYERS = (512, 512, 512, 512)
@@ -141,8 +141,7 @@ class FQL(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> FlowPolicy | DiscountedReturn:
         """Actions of the actor and new noise."""
-        policy = self._one_step_policy(state, state.copies.actor.online)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        return add_return(self._one_step_policy(state, state.copies.actor.online), self)
 
     def train_step(
         self,

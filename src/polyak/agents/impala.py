@@ -10,7 +10,7 @@ from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.batch import Weights, log_probs, make_batch, outputs_in_info
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import check_no_sde
 
 
@@ -55,7 +55,7 @@ class IMPALA(PolicyGradientAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Return the policy that samples from the online network's distribution and stores its parameters."""
-        return self._with_returns(self._network_policy(state, state.copies.online, return_info=True))
+        return add_return(self._network_policy(state, state.copies.online, return_info=True), self)
 
     def gradients(
         self,

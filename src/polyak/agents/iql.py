@@ -33,7 +33,7 @@ from polyak.ops.distributions import Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import of_action, weighted_sum
 from polyak.ops.schedules import StepCount
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
 
@@ -123,8 +123,7 @@ class IQL(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Actions drawn from the actor's distribution."""
-        policy = self._network_policy(state, state.copies.actor.online)
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
+        return add_return(self._network_policy(state, state.copies.actor.online), self)
 
     def train_step(
         self,

@@ -24,7 +24,7 @@ from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.exploration import RandomWarmStart
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy, add_return
 from polyak.replay.replay import Transition
 
 HEAD = PolicyAndValue(std="state", shared_torso=True)
@@ -96,8 +96,7 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The best action with noise; until `learning_starts` uniformly random actions."""
         noisy = self.add_noise(self._network_policy(state, state.copies.online), state.env_steps)
-        starting = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
+        return add_return(RandomWarmStart(noisy, self.learning_starts, state.env_steps), self)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers and, on one device, small batches; see `is_narrow`."""

@@ -1,6 +1,6 @@
 """The base of agents that learn from each rollout once it is collected, by a network of a policy and its value."""
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
@@ -21,10 +21,7 @@ from polyak.networks.pair import ActorAndCritic
 from polyak.ops.gradient_step import Guard, check_optimizer_state, diagnose_skips
 from polyak.ops.normalize import ObsNormalizer, RewardScaler
 from polyak.ops.schedules import StepCount, value_at
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
-from polyak.policies.predict import PolicyWithSpec
-
-P = TypeVar("P", bound=PolicyWithSpec)
+from polyak.policies.network_policy import Greedy, NetworkPolicy
 
 
 @struct
@@ -171,10 +168,6 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
         if isinstance(network, ActorAndCritic):
             variables, network = network.variables_of("actor", variables), network.actor
         return NetworkPolicy(variables, normalizer and normalizer.select_space(spec.obs), network, spec, squash=self.squash)
-
-    def _with_returns(self, policy: P) -> P | DiscountedReturn:
-        """A policy for collecting, with the running return where rewards are divided by its standard deviation."""
-        return DiscountedReturn(policy, self.gamma) if self.normalize_reward == "return" else policy
 
     @property
     def _network(self) -> Any:

@@ -37,7 +37,7 @@ from polyak.ops.gradient_step import ADAM_SETTINGS, Aux, StepLog, accumulate, co
 from polyak.ops.normalize import can_normalize
 from polyak.ops.returns import advantages_and_targets
 from polyak.ops.schedules import Schedule, StepCount, check_schedule, saturating_add, value_at
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import StateDependentExploration, add_sde, check_sde
 
 # fmt: off
@@ -166,7 +166,7 @@ class PPO(OnPolicyAgent):
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
         policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
-        return self._with_returns(add_sde(policy, self.sde_sample_freq))
+        return add_return(add_sde(policy, self.sde_sample_freq), self)
 
     def update(
         self,

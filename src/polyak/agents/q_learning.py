@@ -21,7 +21,7 @@ from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.episode_head import EpisodeHead
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy
-from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy, add_return
 from polyak.policies.q_policy import FreshNoise, add_q_exploration
 from polyak.replay.replay import Replay, Transition
 from polyak.replay.uniform import UniformReplay
@@ -133,7 +133,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
         """The exploring policy; until `learning_starts` all actions are random."""
         policy, env_steps = self.learner_policy(state), state.env_steps
         explorer = add_q_exploration(policy, self._exploration_rate(env_steps), self._exploration_temperature(env_steps))
-        return DiscountedReturn(explorer, self.gamma) if self.normalize_reward == "return" else explorer
+        return add_return(explorer, self)
 
     def learner_policy(self, state: OffPolicyState) -> NetworkPolicy | EpisodeHead:
         """The policy of the online network, to which `collect_policy` adds random actions."""

@@ -25,7 +25,7 @@ from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.cem_policy import CEMDistribution, CEMPolicy
 from polyak.policies.exploration import RandomWarmStart
-from polyak.policies.network_policy import DiscountedReturn, Greedy
+from polyak.policies.network_policy import DiscountedReturn, Greedy, add_return
 from polyak.replay.replay import Transition
 
 
@@ -116,8 +116,7 @@ class QTOpt(CEMSettings, ActionNoiseSettings, TargetSettings, OffPolicyAgent):
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The best action that CEM finds, with noise; until `learning_starts` uniformly random actions."""
         noisy = self.add_noise(self._cem_policy(state, state.copies.critics.online), state.env_steps)
-        starting = RandomWarmStart(noisy, self.learning_starts, state.env_steps)
-        return DiscountedReturn(starting, self.gamma) if self.normalize_reward == "return" else starting
+        return add_return(RandomWarmStart(noisy, self.learning_starts, state.env_steps), self)
 
     def train_step(
         self,

@@ -13,7 +13,7 @@ from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.batch import Weights, make_batch
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import discounted_returns
-from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy
+from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import check_no_sde
 
 
@@ -56,7 +56,7 @@ class REINFORCE(PolicyGradientAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        return self._with_returns(self._network_policy(state, state.copies.online))
+        return add_return(self._network_policy(state, state.copies.online), self)
 
     def gradients(
         self,

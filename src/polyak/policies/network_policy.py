@@ -1,6 +1,7 @@
 """Policies, pytrees that act: the policy of a network, and wrappers around any policy."""
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from polyak.ops.normalize import ObsNormalizer
 from polyak.ops.returns import running_return_step
 from polyak.policies.predict import Mode, NumPyMethods, PolicyWithSpec
 from polyak.policies.wrapper import PolicyWrapper, check_policy, draw_for_new_episodes, inner_predict
+
+P = TypeVar("P", bound=PolicyWithSpec)
 
 
 @struct
@@ -159,3 +162,8 @@ class DiscountedReturn(PolicyWrapper):
         return PolicyStep(step.action, (step.carry, discounted), step.info)
 
     predict = inner_predict
+
+
+def add_return(policy: P, settings: Any) -> P | DiscountedReturn:
+    """Add the return so far if the agent divides rewards by its standard deviation; else return the policy itself."""
+    return DiscountedReturn(policy, settings.gamma) if settings.normalize_reward == "return" else policy
