@@ -8,33 +8,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec, Leaf, map_space, select
+from polyak.core.spaces import Leaf, map_space
 from polyak.core.struct import static, struct
-from polyak.core.types import Network, PyTree, TimeStep, Variables
+from polyak.core.types import PyTree, TimeStep
 from polyak.networks.flow import sample_noise
 from polyak.ops.cross_entropy_method import CEMSettings, cem_maximum
 from polyak.ops.distributions.without_density import WithoutDensity
-from polyak.ops.normalize import ObsNormalizer
-from polyak.policies.predict import NumPyMethods
+from polyak.policies.network_policy import BaseNetworkPolicy
 from polyak.policies.wrapper import sample_action
 
 
 @struct
-class CEMPolicy(NumPyMethods):
+class CEMPolicy(BaseNetworkPolicy):
     """Acts by argmax_a min_i Q_i(s, a), which the cross-entropy method finds, for actions in [-1, 1].
 
     Attributes:
         variables: the arrays of the critics.
-        normalizer: statistics that observations are normalized with, or None.
         network: the critics, a network of `(obs, action)` that returns `(q, None)`, q `[B, N]`.
-        spec: the spaces.
         settings: of the cross-entropy method.
     """
 
-    variables: Variables
-    normalizer: ObsNormalizer | None
-    network: Network = static()
-    spec: EnvSpec = static()
     settings: CEMSettings = static()
 
     def initial_state(self, batch_size: int) -> PyTree:
@@ -43,8 +36,7 @@ class CEMPolicy(NumPyMethods):
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple["CEMDistribution", PyTree]:
         """The distribution over actions, and the carry."""
-        obs = select(self.spec.obs, time_step.obs)
-        return CEMDistribution(self, obs if self.normalizer is None else self.normalizer.normalize(obs)), carry
+        return CEMDistribution(self, self.network_obs(time_step)), carry
 
     action = sample_action
 

@@ -3,37 +3,28 @@
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec, select
-from polyak.core.struct import static, struct
-from polyak.core.types import Network, TimeStep, Variables
+from polyak.core.struct import struct
+from polyak.core.types import TimeStep
 from polyak.ops.distributions import Distribution
 from polyak.ops.distributions.combinations import for_values
-from polyak.ops.normalize import ObsNormalizer
-from polyak.policies.predict import NumPyMethods
+from polyak.policies.network_policy import BaseNetworkPolicy
 from polyak.policies.wrapper import EpisodeDraw, sample_action
 
 
 @struct
-class EpisodeHead(NumPyMethods):
+class EpisodeHead(BaseNetworkPolicy):
     """Acts by the action values of one head, drawn uniformly for each environment when an episode begins.
 
     `distribution` gets no key: at the beginning of an episode, unless `action` or a wrapper's `action` has drawn, it follows
     the first head.
 
     Attributes:
-        variables: the network's arrays.
-        normalizer: statistics that observations are normalized with, or None.
         network: a network that returns values `[B, n, K]` of K heads.
-        spec: the spaces.
         noise_key: the key of the network's noise; None applies the network without noise.
 
     Source: Osband et al. 2016, arXiv:1602.04621.
     """
 
-    variables: Variables
-    normalizer: ObsNormalizer | None
-    network: Network = static()
-    spec: EnvSpec = static()
     noise_key: PRNGKeyArray | None = None
 
     def initial_state(self, batch_size: int) -> EpisodeDraw:
@@ -42,9 +33,7 @@ class EpisodeHead(NumPyMethods):
 
     def distribution(self, time_step: TimeStep, carry: EpisodeDraw) -> tuple[Distribution, EpisodeDraw]:
         """The softmax of the head's values, and the draw that fixes the head until the episode ends."""
-        obs = select(self.spec.obs, time_step.obs)
-        obs = obs if self.normalizer is None else self.normalizer.normalize(obs)
-        values, _, _ = self.network.apply(self.variables, obs, key=self.noise_key)
+        values, _, _ = self.network.apply(self.variables, self.network_obs(time_step), key=self.noise_key)
         number = jnp.where(jnp.asarray(time_step.first) & ~carry.is_drawn, 0.0, carry.number)
         head = jnp.floor(number * values.shape[2]).astype(jnp.int32)
         q = jnp.take_along_axis(values, head[:, None, None], axis=2)[..., 0]

@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from polyak.core.spaces import EnvSpec, leaf_spaces, select, unflatten
+from polyak.core.spaces import EnvSpec, leaf_spaces, unflatten
 from polyak.core.struct import static, struct
-from polyak.core.types import Network, PyTree, TimeStep, Variables
+from polyak.core.types import PyTree, TimeStep
 from polyak.networks.action_units import from_unit
 from polyak.networks.flow import apply_to_noise, integrate, sample_noise
 from polyak.ops.distributions.without_density import WithoutDensity
 from polyak.ops.losses import mean_square
-from polyak.ops.normalize import ObsNormalizer
-from polyak.policies.predict import NumPyMethods
+from polyak.policies.network_policy import BaseNetworkPolicy
 from polyak.policies.wrapper import sample_action
 
 CANDIDATES = 31
@@ -26,24 +25,17 @@ BANDWIDTH = 0.1
 
 
 @struct
-class FlowPolicy(NumPyMethods):
+class FlowPolicy(BaseNetworkPolicy):
     """Acts by a network of noise, in actions that are scaled to [-1, 1] and clipped to the bounds of the space.
 
         a = x_K,    x_{k+1} = x_k + v(s, x_k, k / K) / K,    x_0 = z ~ N(0, I)        with K = `flow_steps`
         a = μ(s, z)                                                                  with `flow_steps` None
 
     Attributes:
-        variables: the network's arrays.
-        normalizer: statistics that observations are normalized with, or None.
         network: the velocity v or the function μ; see `polyak.networks.flow`.
-        spec: the spaces.
         flow_steps: K; None for a network that makes actions in one step.
     """
 
-    variables: Variables
-    normalizer: ObsNormalizer | None
-    network: Network = static()
-    spec: EnvSpec = static()
     flow_steps: int | None = static(default=None)
 
     def initial_state(self, batch_size: int) -> PyTree:
@@ -52,8 +44,7 @@ class FlowPolicy(NumPyMethods):
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple["FlowDistribution", PyTree]:
         """The distribution over actions, and the carry."""
-        obs = select(self.spec.obs, time_step.obs)
-        return FlowDistribution(self, obs if self.normalizer is None else self.normalizer.normalize(obs)), carry
+        return FlowDistribution(self, self.network_obs(time_step)), carry
 
     action = sample_action
 

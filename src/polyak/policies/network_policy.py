@@ -22,14 +22,33 @@ P = TypeVar("P", bound=PolicyWithSpec)
 
 
 @struct
-class NetworkPolicy(NumPyMethods):
-    """Acts by sampling from the distribution of a network: of an actor, an actor-critic, or softmax of action values.
+class BaseNetworkPolicy(NumPyMethods):
+    """The base of policies of a network.
 
     Attributes:
         variables: the network's arrays.
         normalizer: statistics that observations are normalized with, or None.
-        network: computes `(action_params, value)` of variables and an observation.
+        network: the network.
         spec: the spaces.
+    """
+
+    variables: Variables
+    normalizer: ObsNormalizer | None
+    network: Network = static()
+    spec: EnvSpec = static()
+
+    def network_obs(self, time_step: TimeStep) -> PyTree:
+        """The observations as the network sees them: entries that are not in the spec are left out."""
+        obs = select(self.spec.obs, time_step.obs)
+        return obs if self.normalizer is None else self.normalizer.normalize(obs)
+
+
+@struct
+class NetworkPolicy(BaseNetworkPolicy):
+    """Acts by sampling from the distribution of a network: of an actor, an actor-critic, or softmax of action values.
+
+    Attributes:
+        network: computes `(action_params, value)` of variables and an observation.
         return_info: `info` of a step is `{"value": [B], "params": the action's parameters}`, for a learner that uses the
             network's outputs of the time of acting.
         squash: Box actions are drawn from a TanhNormal; see `for_space`.
@@ -38,10 +57,6 @@ class NetworkPolicy(NumPyMethods):
         is_deterministic: the network is an actor without a distribution, as in TD3 and DDPG: samples are its mode.
     """
 
-    variables: Variables
-    normalizer: ObsNormalizer | None
-    network: Network = static()
-    spec: EnvSpec = static()
     return_info: bool = static(default=False)
     squash: bool = static(default=False)
     noise_key: PRNGKeyArray | None = None
@@ -54,8 +69,7 @@ class NetworkPolicy(NumPyMethods):
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
         """The distribution over actions, and the carry."""
-        distribution, carry, _ = self._step(time_step, carry)
-        return distribution, carry
+        return self._step(time_step, carry)[:2]
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """A sample for each row."""
@@ -68,11 +82,6 @@ class NetworkPolicy(NumPyMethods):
         (_, value), _, _ = self.network.apply(self.variables, self.network_obs(time_step), carry)
         return value
 
-    def network_obs(self, time_step: TimeStep) -> PyTree:
-        """The observations as the network sees them: entries that are not in the spec are left out."""
-        obs = select(self.spec.obs, time_step.obs)
-        return obs if self.normalizer is None else self.normalizer.normalize(obs)
-
     def info(self, params: PyTree, value: PyTree) -> PyTree:
         """The `info` of a step with these outputs of the network."""
         return {"value": value, "params": broadcast_params(self.spec.action, params)} if self.return_info else ()
@@ -81,8 +90,7 @@ class NetworkPolicy(NumPyMethods):
         carry = reset_carry(self.network, carry, time_step.first)
         (params, value), carry, _ = self.network.apply(self.variables, self.network_obs(time_step), carry, key=self.noise_key)
         distribution = self.for_action(self.spec.action, params, time_step.action_mask, squash=self.squash)
-        if self.is_deterministic:
-            distribution = Deterministic(distribution.mode())
+        distribution = Deterministic(distribution.mode()) if self.is_deterministic else distribution
         return distribution, carry, self.info(params, value)
 
     def mode_in_numpy(self) -> tuple[int, Mode] | None:
