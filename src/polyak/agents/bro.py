@@ -202,7 +202,8 @@ class BRO(QuantileCriticsAgent):
         initial = {"optimism": self.initial_optimism, "kl_weight": self.initial_kl_weight}
         params = {name: inverse_bounded_exp(value) for name, value in initial.items()}
         weights = OptimismWeights(params, self._optimism_optimizer().init(params))
-        return _join(soft, optimistic.with_optimizer_state(self.optimizer_at()), weights)
+        optimistic = optimistic.with_optimizer_state(self.optimizer_at())
+        return BROCopies(**vars(soft), optimistic_actor=optimistic, weights=weights)
 
     def check_critics(self, variables: Variables) -> None:
         """Check that there are at least two critics, which return `num_quantiles` quantiles each."""
@@ -253,7 +254,7 @@ class BRO(QuantileCriticsAgent):
             self._optimism_optimizer(env_steps), before, weights.optimizer_state, gradient, aux, non_finite(aux),
             optimistic_log.applied,
         )  # fmt: skip
-        new = _join(soft, optimistic, OptimismWeights(after.params, state))
+        new = BROCopies(**vars(soft), optimistic_actor=optimistic, weights=OptimismWeights(after.params, state))
         return new, append_logs(log, join_logs(optimistic_actor=optimistic_log, optimism_weights=weights_log))
 
     def td_target(
@@ -329,7 +330,3 @@ class BRO(QuantileCriticsAgent):
 
     def _optimism_optimizer(self, env_steps: Count = 0) -> optax.GradientTransformation:
         return adam(self.optimism_learning_rate, env_steps, b1=OPTIMISM_B1, eps=1e-8, max_grad_norm=None)
-
-
-def _join(soft: SoftActorCopies, optimistic_actor: NetworkCopies, weights: OptimismWeights) -> BROCopies:
-    return BROCopies(soft.actor, soft.critics, soft.temperature, soft.average, optimistic_actor, weights)

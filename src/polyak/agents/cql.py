@@ -38,10 +38,6 @@ class CQLCopies(SoftActorCopies):
     weight: Temperature | None
 
 
-def _with_weight(copies: SoftActorCopies, weight: Temperature | None) -> CQLCopies:
-    return CQLCopies(copies.actor, copies.critics, copies.temperature, copies.average, weight)
-
-
 @struct(kw_only=True)
 class CQL(TargetSettings, SoftActorAgent):
     """CQL for Box actions, learned from a data set; see `polyak.train.offline`. `DQN(cql_weight=...)` is for Discrete actions.
@@ -105,7 +101,7 @@ class CQL(TargetSettings, SoftActorAgent):
         if self.target_gap is not None:
             log_alpha = jnp.log(jnp.asarray(self.cql_weight, jnp.float32))
             weight = Temperature(log_alpha, self.optimizer_at().init(jnp.array(log_alpha, copy=True)))
-        return _with_weight(super().create_copies(key), weight)
+        return CQLCopies(**vars(super().create_copies(key)), weight=weight)
 
     def check_copies(self, copies: CQLCopies) -> None:
         """Check that copies were created with the agent's `target_gap` too; see `OffPolicyAgent.check_copies`."""
@@ -136,7 +132,7 @@ class CQL(TargetSettings, SoftActorAgent):
             before, state = Variables(weight.log_alpha), weight.optimizer_state
             after, state, weight_log = apply_gradient(optimizer, before, state, gradient, Aux({}), {}, log.applied[0])
             weight, log = Temperature(jnp.minimum(after.params, MAX_LOG_WEIGHT), state), append_logs(log, weight_log)
-        return _with_weight(trained, weight), log
+        return CQLCopies(**vars(trained), weight=weight), log
 
     def actor_loss_at(
         self, env_steps: StepCount, *, actor: Variables, critics: Variables, alpha: Float[Array, ""], key: PRNGKeyArray
