@@ -27,7 +27,6 @@ from polyak.networks.flow import (
     noise_spec,
     sample_noise,
 )
-from polyak.networks.pair import select_entries
 from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import StepCount
@@ -214,7 +213,7 @@ class FQL(TargetSettings, ActorCriticAgent):
             key: for z, t and dropout.
         """
         flow = dataclasses.replace(flow, params=params)
-        error, stats = flow_error(self._flow, flow, self.spec, self._actor_obs(batch.obs), batch.action, key)
+        error, stats = flow_error(self._flow, flow, self.spec, self.seen_by("actor", batch.obs), batch.action, key)
         return weighted_sum(error, batch.weight), Aux({}, stats)
 
     def actor_loss(
@@ -242,7 +241,7 @@ class FQL(TargetSettings, ActorCriticAgent):
         noise = self._noise(batch, noise_key)
         actor = dataclasses.replace(actor, params=params)
         action, stats = self._one_step(actor, batch.obs, noise, train=True, key=dropout_key)
-        cloned = integrate(self._flow, flow, self.spec, self._actor_obs(batch.obs), noise, self.flow_steps)
+        cloned = integrate(self._flow, flow, self.spec, self.seen_by("actor", batch.obs), noise, self.flow_steps)
         distance = mean_square(action, jax.lax.stop_gradient(from_unit(self.spec, cloned)))
         q = jnp.mean(self.q_values(critics, batch.obs, from_unit(self.spec, action)), axis=1)
         size = sum_over_devices(weighted_sum(jnp.abs(jax.lax.stop_gradient(q)), batch.weight), axis_name)
@@ -254,15 +253,11 @@ class FQL(TargetSettings, ActorCriticAgent):
         self, actor: Variables, obs: PyTree, noise: PyTree, *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree]:
         """μ(s, z), not clipped, and the actor's statistics."""
-        return apply_to_noise(self._actor, actor, self.spec, (self._actor_obs(obs), noise), train=train, key=key)
+        return apply_to_noise(self._actor, actor, self.spec, (self.seen_by("actor", obs), noise), train=train, key=key)
 
     def _noise(self, batch: Transition, key: PRNGKeyArray) -> PyTree:
         """A z for each transition."""
         return sample_noise(self.spec.action, len(batch.reward), key)
-
-    def _actor_obs(self, obs: PyTree) -> PyTree:
-        """The entries of the observation that actor and flow see."""
-        return select_entries(self.views["actor"], obs)
 
     def _one_step_policy(self, state: OffPolicyState, actor: Variables) -> FlowPolicy:
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")

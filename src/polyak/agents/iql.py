@@ -28,7 +28,6 @@ from polyak.networks.critics import Critics
 from polyak.networks.feedforward import MLP, NatureCNN, complete
 from polyak.networks.heads import ValueOnly
 from polyak.networks.layers import has_images
-from polyak.networks.pair import select_entries
 from polyak.ops.distributions import Distribution, for_space
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import of_action, weighted_sum
@@ -232,11 +231,11 @@ class IQL(TargetSettings, ActorCriticAgent):
     def _values(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None = None, *, train: bool = False
     ) -> tuple[Float[Array, " N"], PyTree]:
-        (_, value), _, stats = self._value.apply(variables, select_entries(self.views["critic"], obs), train=train, key=key)
+        (_, value), _, stats = self._value.apply(variables, self.seen_by("critic", obs), train=train, key=key)
         return value, stats
 
     def _distribution(self, actor: Variables, batch: Transition, key: PRNGKeyArray | None) -> tuple[Distribution, PyTree]:
-        (params, _), _, stats = self._actor.apply(actor, select_entries(self.views["actor"], batch.obs), train=True, key=key)
+        (params, _), _, stats = self._actor.apply(actor, self.seen_by("actor", batch.obs), train=True, key=key)
         return for_space(self.spec.action, params, batch.action_mask), stats
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
