@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.action_noise import ActionNoiseSettings
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
+from polyak.agents.q_learning import value_terms
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import check_env_spec
@@ -132,13 +133,9 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         (outputs, value), _, stats = self._network.apply(online, batch.obs, train=True, key=key)
         q, advantage = quadratic_q(self.spec, outputs, value, batch.action)
         td_error = self.td_target(batch, target=target) - q
-        terms: dict[str, Any] = {
-            "td_error": weighted_sum(jnp.abs(td_error), batch.weight),
-            "q": weighted_sum(q, batch.weight),
-            "advantage": weighted_sum(advantage, batch.weight),
-            "priority": jnp.abs(td_error),
-        }
-        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(jax.lax.stop_gradient(terms), stats)
+        terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
+        terms["advantage"] = jax.lax.stop_gradient(weighted_sum(advantage, batch.weight))
+        return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms, stats)
 
     def td_target(self, batch: Transition, *, target: Variables) -> Float[Array, " N"]:
         """The target y, without a gradient; arguments as for `loss`."""
