@@ -5,41 +5,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int32
 
-from polyak.core.spaces import EnvSpec, MultiDiscrete, Space
-from polyak.core.types import Network, PyTree, Variables
-from polyak.networks.q_network import is_noisy
+from polyak.core.spaces import MultiDiscrete, Space
+from polyak.networks.q_network import ValueConverter
 from polyak.ops.distributions import Distribution
 from polyak.ops.distributions.combinations import combine_mask, for_values
 from polyak.ops.losses import best_action
 
 
 @dataclass(frozen=True)
-class AllHeads:
-    """Converts the network to one that returns `(values, value)`: all heads' values, and the largest mean.
+class AllHeads(ValueConverter):
+    """Converts a network of K heads to one that returns `(values, value)`: all heads' values, and the largest mean."""
 
-    Attributes:
-        network: a network of K heads.
-    """
-
-    network: Network
-
-    @property
-    def noisy(self) -> bool:
-        """True if the wrapped network draws noise."""
-        return is_noisy(self.network)
-
-    def init(self, key: PRNGKeyArray, spec: EnvSpec) -> Variables:
-        """Create variables of the wrapped network."""
-        return self.network.init(key, spec)
-
-    def apply(
-        self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
-    ) -> tuple[PyTree, PyTree, PyTree]:
-        """`((values, value), carry, stats)` for obs leaves `[B, ...]`."""
-        values, carry, stats = self.network.apply(variables, obs, carry, train=train, key=key)
-        return (self.output(values), jnp.max(jnp.mean(values, axis=2), axis=1)), carry, stats
+    def convert(self, values: Float[Array, "B n K"]) -> tuple[Float[Array, "B n *K"], Float[Array, " B"]]:
+        """The output, and the largest mean over the heads."""
+        return self.output(values), jnp.max(jnp.mean(values, axis=2), axis=1)
 
     def output(self, values: Float[Array, "B n K"]) -> Float[Array, "B n *K"]:
         """The values themselves."""

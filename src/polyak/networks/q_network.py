@@ -1,5 +1,6 @@
 """The networks of agents of action values Q(s, a) and of their distributions, and their checks."""
 
+import abc
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -91,16 +92,14 @@ def check_q_network(network: Network, variables: Variables, spec: EnvSpec, outpu
 
 
 @dataclass(frozen=True)
-class ExpectedValues:
-    """Converts a network of distributions `[B, n, K]` to a network of action values `(q, value)`, for policies.
+class ValueConverter(abc.ABC):
+    """The base of networks that convert the outputs `[B, n, K]` of a network to action values, for policies.
 
     Attributes:
-        network: returns the logits of K atoms, or K quantiles with equal probabilities, for each action.
-        atoms: `(first, last)` of equally spaced atoms, q is their mean; None for quantiles.
+        network: returns K numbers for each action.
     """
 
     network: Network
-    atoms: tuple[float, float] | None = None
 
     @property
     def noisy(self) -> bool:
@@ -114,10 +113,30 @@ class ExpectedValues:
     def apply(
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
-        """`((q, value), carry, stats)` for obs leaves `[B, ...]`."""
+        """`(out, carry, stats)` for obs leaves `[B, ...]`, out as by `convert`."""
         values, carry, stats = self.network.apply(variables, obs, carry, train=train, key=key)
+        return self.convert(values), carry, stats
+
+    @abc.abstractmethod
+    def convert(self, values: Float[Array, "B n K"]) -> tuple[Float[Array, "B n *K"], Float[Array, " B"]]:
+        """The output for these numbers: a pair of action values and the value of the observation."""
+
+
+@dataclass(frozen=True)
+class ExpectedValues(ValueConverter):
+    """Converts a network of distributions `[B, n, K]` to a network of action values `(q, value)`, for policies.
+
+    Attributes:
+        network: returns the logits of K atoms, or K quantiles with equal probabilities, for each action.
+        atoms: `(first, last)` of equally spaced atoms, q is their mean; None for quantiles.
+    """
+
+    atoms: tuple[float, float] | None = None
+
+    def convert(self, values: Float[Array, "B n K"]) -> tuple[Float[Array, "B n"], Float[Array, " B"]]:
+        """The means, and the largest of them."""
         q = self.q(values)
-        return (q, jnp.max(q, axis=-1)), carry, stats
+        return q, jnp.max(q, axis=-1)
 
     def q(self, values: Float[Array, "B n K"]) -> Float[Array, "B n"]:
         """The mean of each distribution."""
