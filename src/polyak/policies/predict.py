@@ -323,12 +323,9 @@ def mask_batch(spec: EnvSpec, action_mask: Any, batch: int | None, owner: str) -
                 "observation, e.g. action_mask=info['action_mask']"
             )
         return None
-    masks = read_leaves(f"{owner}: action_mask", action_specs(spec), action_mask)
-    parts = zip(leaf_spaces(spec.action), masks, strict=True)
-    names = (f"{owner}: action_mask" + (f" {path!r}" if path else "") for path, _ in leaf_spaces(spec.action))
-    return unflatten(
-        spec.action, [_mask_leaf(name, space, mask, batch) for name, ((_, space), mask) in zip(names, parts, strict=True)]
-    )
+    name, specs = f"{owner}: action_mask", action_specs(spec)
+    parts = zip(specs, leaf_spaces(spec.action), read_leaves(name, specs, action_mask), strict=True)
+    return unflatten(spec.action, [_mask_leaf(of.name(name), space, mask, batch) for of, (_, space), mask in parts])
 
 
 def _mask_leaf(name: str, space: Leaf, mask: Any, batch: int | None) -> npt.NDArray[np.bool_] | None:
