@@ -1,6 +1,7 @@
 """The Python half of a PythonPolicy: how it is called, with which inputs, and how its outputs are checked."""
 
 import inspect
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -124,7 +125,7 @@ class PythonCallee:
         self._obs_structure: Any
         self._obs, self._obs_structure = jax.tree.flatten(unflatten(spec.obs, obs_specs(spec.obs)))
         self._obs_is_leaf = self._obs_structure == jax.tree.structure(0)
-        self._call = _call_directly if timeout is None else TimeLimitedCaller(timeout, policy).call
+        self._call = operator.call if timeout is None else TimeLimitedCaller(timeout, policy).call
         self.ref = CalleeRef(self)
 
     def __repr__(self) -> str:
@@ -266,10 +267,6 @@ def parameter_specs(spec: EnvSpec) -> PyTree:
 
 def _is_shape(node: Any) -> bool:
     return isinstance(node, tuple) and all(isinstance(length, int) for length in node)
-
-
-def _call_directly(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
 
 
 def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
