@@ -94,6 +94,11 @@ EXPLORERS = {
     "noisy": lambda: polyak.DQN(
         SPEC, network=polyak.MLP((8,), head=polyak.QValues(noisy=True)), replay=polyak.UniformReplay(100)
     ),
+    "rnd": lambda: polyak.RND(
+        polyak.PPO(BOX, network=polyak.MLP((8,), head=polyak.PolicyAndValue())),
+        network=polyak.MLP((8,)),
+        value=polyak.MLP((8,)),
+    ),
     "actor": lambda: polyak.SAC(
         dataclasses.replace(BOX, action_scaling="rescale"),
         actor=polyak.Actor((8,)),
@@ -111,7 +116,8 @@ def test_with_info_adds_the_value_to_what_agents_explore_with(name):
     policy = with_info(RandomWarmStart(explorer, 5) if name == "random start" else explorer)
     info = act(policy, FIRST, policy.initial_state(4)).info
     if name != "actor":
-        (_, wanted), _, _ = agent.network.apply(state.copies.online, OBS)
+        valued, of_valued = (agent.agent, state.agent) if name == "rnd" else (agent, state)
+        (_, wanted), _, _ = valued.network.apply(of_valued.copies.online, OBS)
         np.testing.assert_allclose(info["value"], wanted, rtol=1e-5)
         return
     # Critics stand beside it.
