@@ -93,10 +93,17 @@ def test_the_average_of_a_flattened_schedule_free_is_evaluated():
     assert all((a != b).any() for a, b in zip(*map(jax.tree.leaves, results[1]), strict=True))
 
 
-def test_a_part_of_a_flattened_schedule_free_is_rejected_as_its_parameters_are_unknown():
+def test_an_array_that_schedule_free_does_not_train_is_evaluated_as_it_is():
+    params = jnp.ones(3)
+    optimizer = optax.masked(optax.contrib.schedule_free_sgd(0.1), lambda params: params.ndim > 1)
+    assert evaluated_params(optimizer.init(params), params) is params
+
+
+@pytest.mark.parametrize("name", ["ppo", "td3"])
+def test_a_part_of_a_flattened_schedule_free_is_rejected_as_its_parameters_are_unknown(name):
     flat = optax.flatten(optax.contrib.schedule_free_sgd(0.1))
     labels = lambda params: {name: "head" if name == "policy" else "torso" for name in params}  # noqa: E731
-    agent = make("ppo", optimizer=optax.partition({"torso": flat, "head": optax.sgd(0.1)}, labels))
+    agent = make(name, optimizer=optax.partition({"torso": flat, "head": optax.sgd(0.1)}, labels))
     state = agent.init(jax.random.key(0))
     with pytest.raises(ValueError, match=r"optimizer: optax.flatten around schedule_free must take all parameters"):
         jax.eval_shape(agent.update, state, on_device(rollout(agent.spec, 0)), jax.random.key(0))

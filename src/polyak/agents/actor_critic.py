@@ -80,8 +80,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     def check_copies(self, copies: Any) -> None:
         """Check that copies were created with the agent's optimizer and `ema_tau`; see `OffPolicyAgent.check_copies`."""
-        critics = copies.critics
-        check_optimizer_state(self.optimizer_at(), critics.online.params, critics.optimizer_state)
+        for network in (copies.actor, copies.critics):
+            check_optimizer_state(self.optimizer_at(), network.online.params, network.optimizer_state)
         check_created_with(self, equal={}, present={"ema_tau": copies.average})
 
     def policy(self, state: OffPolicyState) -> Greedy:
