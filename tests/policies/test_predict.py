@@ -205,7 +205,9 @@ def test_invalid_observation_raises_with_the_leaf(spec, obs, said):
     [
         ({"a": [True, True], "b": None}, "action_mask 'a' must have shape (3,), got (2,)"),
         ({"a": [False, False, False], "b": None}, "action_mask 'a' allows no action"),
-        ({"a": [0.0, -np.inf, 0.0], "b": None}, "action_mask 'a' must be in [0, 1], got -inf at [1]"),
+        ({"a": [0.0, -np.inf, 0.0], "b": None}, "action_mask 'a' must hold bools, or 0 and 1, got [0.0, -inf, 0.0]"),
+        ({"a": [0.5, 0.3, 0.2], "b": None}, "action_mask 'a' must hold bools, or 0 and 1"),
+        ({"a": [True, None, True], "b": None}, "action_mask 'a' must hold bools, or 0 and 1"),
         ({"a": None, "b": [True, True, False, False, False]}, "action_mask 'b' allows no action"),
         ([True, True], "action_mask must be a tree of 'a', 'b'; 'a' is missing"),
     ],

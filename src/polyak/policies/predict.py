@@ -335,8 +335,10 @@ def _mask_leaf(name: str, space: Leaf, mask: Any, batch: int | None) -> npt.NDAr
         raise ValueError(f"{name} must be None, for {space} has no mask")
     sizes = (space.n,) if isinstance(space, Discrete) else space.nvec
     check_shape(name, mask, (sum(sizes),) if batch is None else (batch, sum(sizes)))
-    check_range(name, np.asarray(mask), 0, 1, batched=batch is not None)
-    rows = np.asarray(mask, bool).reshape(-1, sum(sizes))
+    flags = np.asarray(mask)
+    if flags.dtype != bool and not ((flags == 0) | (flags == 1)).all():
+        raise ValueError(f"{name} must hold bools, or 0 and 1, got {mask}")
+    rows = flags.astype(bool).reshape(-1, sum(sizes))
     if not all(part.any(axis=1).all() for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)):
         raise ValueError(f"{name} allows no action in some row; got {mask}")
     return rows
