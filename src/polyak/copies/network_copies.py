@@ -275,6 +275,8 @@ class NetworkCopies:
     def follow(self, *, updates: Any = None, env_steps: Any = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Count updates and environment steps, and update shared → online, then online → target, if their periods have elapsed.
 
+        A rule whose unit is not counted stays as it is.
+
         Args:
             updates: gradient updates since the last call; None counts none.
             env_steps: environment steps since the last call; None counts none.
@@ -284,9 +286,9 @@ class NetworkCopies:
             ValueError: there is no target and no `online` rule, no count is in the unit of a rule, or a count is negative.
             TypeError: a count is not an integer.
         """
-        copies, units = self, [rule.unit for rule in (self.online_follow, self.target_follow) if rule is not None]
+        copies, units = self, {rule.unit: None for rule in (self.online_follow, self.target_follow) if rule is not None}
         counts = {unit: n for unit, n in (("updates", updates), ("env_steps", env_steps)) if n is not None}
-        if not counts.keys() & units:
+        if not counts.keys() & units.keys():
             needs = f"a count of {' or '.join(units)}" if units else "a target or an online rule"
             raise ValueError(f"{self.name}: follow needs {needs}, got the copies {', '.join(self.names)} and {list(counts)}")
         if self.online_follow is not None and self.online_count is not None:
