@@ -53,7 +53,8 @@ class QuantileCriticsAgent(TargetSettings, SoftActorAgent):
         alpha: Float[Array, ""],
         key: PRNGKeyArray,
     ) -> tuple[Float[Array, ""], Aux]:
-        """J_Z(θ) of a batch whose weights sum to 1, and its terms; `priority` is |δ| of each sample, δ a difference of means.
+        """J_Z(θ) of a batch whose weights sum to 1, and its terms; `priority` is the mean |δ| of each sample
+        over the critics, δ a difference of means.
 
             J_Z(θ) = E[ Σ_i 1/M Σ_m 1/K Σ_k |τ_m - 1{u < 0}| L_κ(u) / κ ],    u = y_k - θ_i,m(s, a),  τ_m = (2m - 1) / 2M
 
