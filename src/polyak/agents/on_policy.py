@@ -151,7 +151,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
         if optimizer_state is not None:
             check_optimizer_state(self.optimizer_at(0), state.copies.online.params, optimizer_state)
 
-    def _scaled_reward(self, state: OnPolicyState, rollout: Rollout) -> Float[Array, "T B"]:
+    def scaled_reward(self, state: OnPolicyState, rollout: Rollout) -> Float[Array, "T B"]:
         """The rewards that the agent learns from."""
         scaler = state.reward_scaler
         return rollout.reward if scaler is None else scaler.scale(rollout.reward, self.clip_reward)

@@ -258,7 +258,7 @@ class PolicyGradientAgent(OnPolicyAgent):
         rollout, weight = as_arrays(rollout), sample_weights(rollout.valid, weights)
         obs, carry = network_inputs(rollout, state.obs_normalizer, self.normalize_reward)
         params, value = self._model.evaluate(state.copies.online, obs, rollout.time_steps.first, carry)
-        params, reward = jax.tree.map(lambda x: x[:-1], params), self._scaled_reward(state, rollout)
+        params, reward = jax.tree.map(lambda x: x[:-1], params), self.scaled_reward(state, rollout)
         return EvaluatedRollout(rollout, weight, obs, carry, params, value, reward)
 
     def loss(self, params: PyTree, batch: Batch, state: OnPolicyState) -> tuple[Float[Array, ""], Aux]:

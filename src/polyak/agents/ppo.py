@@ -331,7 +331,7 @@ class PPO(OnPolicyAgent):
     ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
         """Advantages and value targets of a rollout, from the values of its T + 1 observations."""
         return advantages_and_targets(
-            self._scaled_reward(state, rollout),
+            self.scaled_reward(state, rollout),
             value[:-1],
             value[1:],
             rollout.terminated,

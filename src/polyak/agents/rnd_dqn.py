@@ -231,7 +231,7 @@ class RNDDQN(QAgent):
         """
         online = dataclasses.replace(online, params=params)
         chooser, number = (online, 2) if self.double else (target, 1)
-        next_action = best_action(self._values(chooser, batch.next_obs, fold(key, number))[0], batch.next_action_mask)
+        next_action = best_action(self.action_values(chooser, batch.next_obs, fold(key, number))[0], batch.next_action_mask)
         batch = dataclasses.replace(batch, reward=self.reward_scale * batch.reward)
         return self._td_loss(batch, next_action, online=online, target=target, key=key)
 
@@ -259,21 +259,21 @@ class RNDDQN(QAgent):
         """a_B, the best allowed next action by Q_E + c Q_I."""
         name = "online" if self.double else "target"
         networks = [network.variables(name) for network in (copies.extrinsic, copies.intrinsic)]
-        of_e, of_i = (self._values(variables, batch.next_obs, fold(key, 4))[0] for variables in networks)
+        of_e, of_i = (self.action_values(variables, batch.next_obs, fold(key, 4))[0] for variables in networks)
         return best_action(of_e + self.coefficient * of_i, batch.next_action_mask)
 
     def _td_loss(
         self, batch: Transition, next_action: Int32[Array, " N"], *, online: Variables, target: Variables, key: Any
     ) -> tuple[Float[Array, ""], Aux]:
         """E[ huber_κ(reward + discount Q_target(s', a') - Q(s, a)) ] of `online`, and its terms."""
-        values, stats = self._values(online, batch.obs, fold(key, 0), train=True)
-        next_q, _ = self._values(target, batch.next_obs, fold(key, 1))
+        values, stats = self.action_values(online, batch.obs, fold(key, 0), train=True)
+        next_q, _ = self.action_values(target, batch.next_obs, fold(key, 1))
         q = of_action(values, batch.action)
         td_error = jax.lax.stop_gradient(batch.reward + batch.discount * of_action(next_q, next_action)) - q
         terms = value_terms(q, td_error, jnp.abs(td_error), batch.weight)
         return weighted_sum(huber(td_error, self.huber_delta), batch.weight), Aux(terms, stats)
 
-    def _values(
+    def action_values(
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
     ) -> tuple[Float[Array, "N n"], PyTree]:
         """The values of all actions, and the network's statistics."""
