@@ -390,6 +390,9 @@ def test_the_limit_of_an_evaluation_is_shown_before_it_where_no_episode_has_ende
 def test_a_state_goes_on_with_new_episodes_in_an_environment_that_is_made_for_it():
     options = {"num_envs": 2, "progress": False, "settings": {"num_steps": 8, "num_minibatches": 1}}
     first = polyak.train.run("ppo", "CartPole-v1", env_steps=32, **options)
+    for num_envs, state, error in ((4, first.loop_state, ValueError), (2, first, TypeError)):
+        with pytest.raises(error, match=r"resume_from must be (of num_envs=4, as env is, got 2|the loop_state of a result)"):
+            polyak.train.run(first.agent, "CartPole-v1", env_steps=64, num_envs=num_envs, progress=False, resume_from=state)
     more = polyak.train.run(
         first.agent, "CartPole-v1", env_steps=64, num_envs=2, progress=False, resume_from=first.loop_state, env_steps_done=32
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from polyak.core.checks import describe_change
 from polyak.core.tree_check import describe_leaf, named_leaves
@@ -35,17 +36,21 @@ def check_agent(owner: str, agent: Any) -> None:
         raise TypeError(f"{owner}: agent must be a pytree, got a {kind} object; decorate {kind} with polyak.core.struct.struct")
 
 
-def check_agent_state(name: str, agent: Agent, state: PyTree) -> None:
+def check_agent_state(name: str, agent: Agent, state: PyTree, key: PRNGKeyArray) -> None:
     """Check that a state is of this agent: a network of other layers would ignore the parameters that it does not have.
 
     Args:
         name: the state, for messages.
+        key: a key as the run's.
 
     Raises:
         ValueError: it is of an agent with other networks, another optimizer or another replay.
     """
-    trees = state, jax.eval_shape(agent.init, jax.random.key(0))
-    found, expected = ({leaf: describe_leaf(x) for leaf, x in named_leaves(tree)} for tree in trees)
+    try:
+        new = jax.eval_shape(agent.init, key)
+    except jax.errors.JAXTypeError:
+        return  # `init` reads numbers, so its shapes are not known.
+    found, expected = ({leaf: describe_leaf(x) for leaf, x in named_leaves(tree)} for tree in (state, new))
     for leaf in (*expected, *found):
         got, wanted = (leaves.get(leaf, "missing") for leaves in (found, expected))
         if got != wanted:

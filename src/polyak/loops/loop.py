@@ -41,6 +41,7 @@ from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import (
     check_data,
     check_memory,
+    check_replay_devices,
     copy_except_replay,
     move_replay_to_state,
     with_data,
@@ -201,7 +202,9 @@ def first_state(
         check_memory(agent, 1 if mesh is None else mesh.size, num_envs=num_envs, on_host=replay_on_host)
     if resume_from is not None:
         if not donate:
-            check_resume_from(agent, resume_from, num_envs)
+            check_resume_from(resume_from, num_envs)
+            check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key)
+            check_replay_devices(agent, resume_from.agent, 1 if mesh is None else mesh.size)
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
     check_data(agent, data)
@@ -212,18 +215,18 @@ def first_state(
     return state if data is None else replace(state, agent=with_data(agent, state.agent, data))
 
 
-def check_resume_from(agent: Agent, state: Any, num_envs: int) -> None:
-    """Check that a loop's state is of this agent and of as many environments.
+def check_resume_from(state: Any, num_envs: int) -> None:
+    """Check that a state is a loop's state, of as many environments; a data set is one environment.
 
     Raises:
         TypeError: the state is no `LoopState`.
-        ValueError: it is of other environments, or of an agent with other networks, another optimizer or another replay.
+        ValueError: it is of another number of environments.
     """
     if not isinstance(state, LoopState):
         raise TypeError(f"train: resume_from must be the loop_state of a result, got {type(state).__name__}")
-    for size in {len(leaf) for leaf in jax.tree.leaves(state.time_step)} - {num_envs}:
-        raise ValueError(f"train: resume_from must be of num_envs={num_envs}, as env is, got {size}")
-    check_agent_state("train: resume_from", agent, state.agent)
+    sizes = {len(leaf) for leaf in jax.tree.leaves(state.time_step)} or {1}
+    if sizes != {num_envs}:
+        raise ValueError(f"train: resume_from must be of num_envs={num_envs}, as env is, got {min(sizes)}")
 
 
 def update_agent(

@@ -17,7 +17,7 @@ from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource, can_make_again, source_of
 from polyak.loops.agent_check import check_agent
 from polyak.loops.host_replay import check_replay_on
-from polyak.loops.loop import LoopState, check_in_jax, check_match, mesh_over
+from polyak.loops.loop import LoopState, check_in_jax, check_match, check_resume_from, mesh_over
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, run_key, seed_of
@@ -87,6 +87,7 @@ def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> Loop
     """Return the state to resume from, with new episodes if `run` has created the host environments."""
     if state is None or made is env or not isinstance(made, HostEnv):
         return state
+    check_resume_from(state, made.num_envs)
     return with_new_episodes(made, state, int(state.iteration))
 
 

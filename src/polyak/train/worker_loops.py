@@ -94,4 +94,4 @@ def check_workers(agent: Agent, loop: str, options: WorkerOptions, devices: int 
 def with_new_episodes(env: HostEnv, state: LoopState, seed: int) -> LoopState:
     """Return the loop's state at the start of new episodes."""
     time_step = jax.tree.map(jnp.asarray, env.reset(seed))
-    return dataclasses.replace(state, time_step=time_step, episodes=Episodes.fresh(env.num_envs))
+    return dataclasses.replace(state, env=(), time_step=time_step, episodes=Episodes.fresh(env.num_envs))
