@@ -276,7 +276,14 @@ def test_checkpoints_between_reports_are_rejected(command, workdir):
 
 @pytest.mark.parametrize(
     ("flag", "nearest"),
-    [("gama 0.9", "--gamma"), ("learning-rat 1", "--learning-rate"), ("num-env 2", "--num-envs"), ("hiden 4", "--hidden")],
+    [
+        ("gama 0.9", "--gamma"),
+        ("learning-rat 1", "--learning-rate"),
+        ("num-env 2", "--num-envs"),
+        ("hiden 4", "--hidden"),
+        ("no-normalise-obs", "did you mean --no-normalize-obs?"),
+        ("num_env 2", "did you mean --num-envs?"),
+    ],
 )
 def test_a_misspelt_flag_suggests_the_nearest(flag, nearest, command, workdir):
     code, out, err = command(f"train ppo CartPole-v1 --{flag}")

@@ -42,7 +42,7 @@ def parse(
     """
     if "output" in field_names(kind):
         # As one flag, so that both together are an error.
-        arguments = ["--output" if word == "-o" else word for word in arguments]
+        arguments = [re.sub("^-o=?", "--output=", word).removesuffix("=") for word in arguments]
     flags = set_flags(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
@@ -71,8 +71,9 @@ def parse(
             raise UsageError(str(error)) from None
         names = [f"--{name.replace('_', '-')}" for name in (*field_names(kind), "help")]
         nearest = difflib.get_close_matches(f"--{_without_path(unknown[0])}", names, n=1)
-        meant = f"did you mean {nearest[0]}? " if nearest else ""
-        raise UsageError(f"unknown flag {unknown[0]}; {meant}`{prog} --help` shows the flags") from None
+        typed = next(word for word in arguments if word.startswith("--") and flag_of(word) == unknown[0]).partition("=")[0]
+        meant = f"did you mean {'--no-' if typed.startswith('--no-') else '--'}{nearest[0][2:]}? " if nearest else ""
+        raise UsageError(f"unknown flag {typed}; {meant}`{prog} --help` shows the flags") from None
 
 
 def parse_for_run(kind: type[T], arguments: Sequence[str], *, command: str, description: str) -> tuple[Path, T]:
