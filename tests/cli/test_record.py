@@ -198,6 +198,22 @@ def test_episodes_are_in_a_file_until_minari_has_them(person, command, monkeypat
     assert (code, err) == (2, f"error: polyak record: {file} exists already; choose another name, or delete it\n")
 
 
+def test_minari_gets_the_episodes_that_the_file_could_not_get(person, command, monkeypatch):
+    pytest.importorskip("minari")
+    tried = []
+
+    def save(data, output):
+        tried.append((output, data.num_episodes))
+        if output.endswith(".npz"):
+            raise OSError("no space left")
+
+    monkeypatch.setattr("polyak.cli.record.save", save)
+    person(*["d"] * 3, "escape")
+    code, out, err = command("record minari:count/demos-v0 --env count_env:Count", FAST)
+    assert code == 1 and err.endswith("error: OSError: no space left\n") and "wrote minari:count/demos-v0" in out
+    assert tried[-1] == ("minari:count/demos-v0", 1)
+
+
 def test_nothing_complete_is_nothing_written(person, command, workdir):
     person("d", "escape")
     code, _, err = command("record demos.npz --env count_env:Count", FAST)

@@ -210,7 +210,7 @@ class _Recording:
         from_rollout(OWNER, episode, self.env)
         self.episodes.append(episode)
         if monotonic() >= self.next_save:
-            self._save()
+            self._save(self.file)
 
     def finish(self) -> None:
         """Write all episodes, if there are some that are not written yet; those of Minari take the place of the file.
@@ -219,18 +219,21 @@ class _Recording:
             OSError: the file cannot be written.
         """
         if len(self.episodes) > (0 if self.saved is None else self.saved.num_episodes):
-            self._save()
-        if self.saved is not None and self.file != self.output:
-            save(self.saved, self.output)
-            self.saved_as = self.output
-            Path(self.file).unlink()
+            try:
+                self._save(self.file)
+            except OSError:
+                if self.file == self.output:
+                    raise
+        if self.episodes and self.file != self.output:
+            self._save(self.output)
+            Path(self.file).unlink(missing_ok=True)
 
-    def _save(self) -> None:
+    def _save(self, name: str) -> None:
         start = monotonic()
         data = from_rollout(OWNER, join_episodes(self.episodes), self.env)
-        save(data, self.file)
+        save(data, name)
         end = monotonic()
-        self.saved, self.next_save = data, end + 10 * (end - start)
+        self.saved, self.saved_as, self.next_save = data, name, end + 10 * (end - start)
 
 
 def _print_result(data: DataSet, output: str) -> None:
