@@ -39,7 +39,10 @@ def test_help_shows_every_flag(command):
         ("ppo CartPole-v1", "error: --trials is missing"),
         ("ppo CartPole-v1 --trials many", "error: --trials: must be an integer, got 'many'"),
         ("ppo CartPole-v1 --trials 3 --sampler grid", "error: --sampler must be one of 'tpe', 'cma-es', got 'grid'"),
-        ("ppo CartPole-v1 --trials 3 --pruner best", "error: --pruner must be one of 'median', 'hyperband', 'none', got 'best'"),
+        (
+            "ppo CartPole-v1 --trials 3 --pruner best",
+            "error: --pruner must be one of 'median', 'hyperband', 'none', got 'best'",
+        ),
         ("ppo CartPole-v1 --trials 3 --seed 1", "error: unknown flag --seed"),
     ],
 )

@@ -78,7 +78,7 @@ class RND(AdamSettings, BaseAgent):
         agent: `PPO`, `PPOKL`, `A2C`, or another agent that learns from rollouts.
         network: f, with at least one layer and without a head; f̂ has two more layers of its last width. None takes `NatureCNN`
             for images, else `MLP`.
-        value: the network of V_I, not recurrent and without a head, which sees the whole observation, normalized where the inner
+        value: the network of V_I, not recurrent and without a head; it sees the whole observation, normalized where the inner
             agent has `normalize_obs`. None takes `NatureCNN` for images, else `MLP`.
         num_features: number of outputs of f.
         coefficient: c, the weight of intrinsic advantages beside the extrinsic ones; the paper's 1 to 2 is 0.5.
