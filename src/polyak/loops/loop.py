@@ -41,7 +41,6 @@ from polyak.loops.metrics import as_numbers, convert_numbers
 from polyak.loops.replay_memory import (
     check_data,
     check_memory,
-    check_replay_devices,
     copy_except_replay,
     move_replay_to_state,
     with_data,
@@ -203,8 +202,7 @@ def first_state(
     if resume_from is not None:
         if not donate:
             check_resume_from(resume_from, num_envs)
-            check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key)
-            check_replay_devices(agent, resume_from.agent, 1 if mesh is None else mesh.size)
+            check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key, 1 if mesh is None else mesh.size)
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
     check_data(agent, data)
@@ -224,9 +222,8 @@ def check_resume_from(state: Any, num_envs: int) -> None:
     """
     if not isinstance(state, LoopState):
         raise TypeError(f"train: resume_from must be the loop_state of a result, got {type(state).__name__}")
-    sizes = {len(leaf) for leaf in jax.tree.leaves(state.time_step)} or {1}
-    if sizes != {num_envs}:
-        raise ValueError(f"train: resume_from must be of num_envs={num_envs}, as env is, got {min(sizes)}")
+    for size in ({len(leaf) for leaf in jax.tree.leaves(state.time_step)} or {1}) - {num_envs}:
+        raise ValueError(f"train: resume_from must be of num_envs={num_envs}, as env is, got {size}")
 
 
 def update_agent(

@@ -299,14 +299,12 @@ def evaluated_params(optimizer_state: PyTree, params: PyTree) -> PyTree:
         return isinstance(node, optax.contrib.ScheduleFreeState | optax.MaskedNode)
 
     def average(state: Any, z: PyTree, part: PyTree) -> PyTree:
-        if isinstance(z, optax.MaskedNode):
-            return part
-        if z is state.z:  # One vector, by optax.flatten.
+        if z is state.z and not isinstance(z, optax.MaskedNode):  # One vector, by optax.flatten.
             vector, unravel = ravel_pytree(part)
             if z.size != vector.size:
                 raise ValueError("optimizer: optax.flatten around schedule_free must take all parameters, not one part of them")
             z = unravel(in_float32(z).ravel())
-        return optax.contrib.schedule_free_eval_params(state._replace(z=z), part)
+        return part if isinstance(z, optax.MaskedNode) else optax.contrib.schedule_free_eval_params(state._replace(z=z), part)
 
     for state in jax.tree.leaves(optimizer_state, is_leaf=is_leaf):
         if isinstance(state, optax.contrib.ScheduleFreeState):
