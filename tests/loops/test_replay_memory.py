@@ -14,7 +14,7 @@ from polyak.cli import main
 from polyak.core.struct import struct
 from polyak.loops import replay_memory
 from polyak.loops.agent_check import check_agent_state
-from polyak.loops.replay_memory import available_memory, check_memory, check_replay_devices
+from polyak.loops.replay_memory import available_memory, check_memory
 
 LOOPS = {"compiled": polyak.loops.compiled, "host": polyak.loops.host}
 
@@ -26,21 +26,13 @@ def make(capacity=4096):
     ), env
 
 
-def test_a_replay_of_another_number_of_devices_is_not_resumed():
-    agent, _ = make()
-    state = agent.init(jax.random.key(0))
-    check_replay_devices("state", agent, state, 1)
-    with pytest.raises(ValueError, match="state has a replay that is split over 1 devices; must be devices=2"):
-        check_replay_devices("state", agent, state, 2)
-
-
 @pytest.mark.parametrize("key", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")])
 def test_a_state_that_has_a_key_of_any_kind_is_of_its_agent(key):
     agent, _ = make()
     agent = dataclasses.replace(agent, reset_period=1_000)
-    check_agent_state("state", agent, agent.init(key), key, 1)
+    check_agent_state("state", agent, agent.init(key), key)
     with pytest.raises(ValueError, match="its 'resets' is missing, expected None"):
-        check_agent_state("state", make()[0], agent.init(key), key, 1)
+        check_agent_state("state", make()[0], agent.init(key), key)
 
 
 def test_a_state_of_an_agent_whose_init_reads_numbers_is_not_compared():
@@ -51,7 +43,7 @@ def test_a_state_of_an_agent_whose_init_reads_numbers_is_not_compared():
             return super().init(key)
 
     agent = Reads(**{field.name: getattr(make()[0], field.name) for field in dataclasses.fields(DQN)})
-    check_agent_state("state", agent, agent.init(jax.random.key(0)), jax.random.key(0), 1)
+    check_agent_state("state", agent, agent.init(jax.random.key(0)), jax.random.key(0))
 
 
 def test_a_rollout_that_does_not_fit_names_num_envs_and_num_steps(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,6 @@ from polyak.core.checks import describe_change
 from polyak.core.tree_check import describe_leaf, named_leaves
 from polyak.core.types import Agent, Histogram, Mean, Policy, PyTree
 from polyak.loops.metrics import is_number
-from polyak.loops.replay_memory import check_replay_devices
 
 METHODS = tuple(name for name in vars(Agent) if not name.startswith("_"))
 
@@ -37,18 +36,16 @@ def check_agent(owner: str, agent: Any) -> None:
         raise TypeError(f"{owner}: agent must be a pytree, got a {kind} object; decorate {kind} with polyak.core.struct.struct")
 
 
-def check_agent_state(name: str, agent: Agent, state: PyTree, key: PRNGKeyArray, devices: int) -> None:
+def check_agent_state(name: str, agent: Agent, state: PyTree, key: PRNGKeyArray) -> None:
     """Check that a state is of this agent: a network of other layers would ignore the parameters that it does not have.
 
     Args:
         name: the state, for messages.
         key: a key as the run's.
-        devices: number of devices that the replay is split over.
 
     Raises:
-        ValueError: it is of an agent with other networks, another optimizer or another replay, or of other devices.
+        ValueError: it is of an agent with other networks, another optimizer or another replay.
     """
-    check_replay_devices(name, agent, state, devices)
     try:
         new = jax.eval_shape(agent.init, key)
     except jax.errors.JAXTypeError:

@@ -202,7 +202,7 @@ def first_state(
     if resume_from is not None:
         if not donate:
             check_resume_from(resume_from, num_envs)
-            check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key, 1 if mesh is None else mesh.size)
+            check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key)
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
     check_data(agent, data)

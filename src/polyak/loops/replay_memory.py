@@ -130,19 +130,6 @@ def move_replay_to_state(agent: Agent, state: T) -> T:
     return moved
 
 
-def check_replay_devices(name: str, agent: Agent, agent_state: PyTree, devices: int) -> None:
-    """Check that the replay of a state is split over as many devices, as its rows are interleaved by device.
-
-    Raises:
-        ValueError: it is split over another number of devices.
-    """
-    if not isinstance(agent, HasReplay):
-        return
-    for leaf in jax.tree.leaves(getattr(agent_state, agent.replay_field)):
-        if isinstance(leaf, jax.Array) and len(leaf.devices()) != devices:
-            raise ValueError(f"{name} has a replay that is split over {len(leaf.devices())} devices; must be devices={devices}")
-
-
 def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
     """Move arrays to devices leaf by leaf, deleting the arrays of `tree`, so that at most one leaf exists twice.
 
