@@ -56,7 +56,7 @@ def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     rollout = train.collect(agent.collect_policy(state), env, 16, key=KEY)
     state = jax.jit(agent.add)(state, rollout)
     batch = jax.jit(partial(agent.replay.sample, batch_size=32, num_envs=3, n_step=2, gamma=0.9))(state.replay, KEY)
-    values, _ = jax.jit(agent._values)(state.copies.online, batch.obs, None)
+    values, _ = jax.jit(agent.action_values)(state.copies.online, batch.obs, None)
     # From the first rollout on the recurrent state is known: zeros.
     carry, expected = network.initial_carry(3), []
     act = jax.jit(agent._network_policy(state, state.copies.online).distribution)
