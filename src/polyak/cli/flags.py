@@ -42,7 +42,7 @@ def parse(
     """
     if "output" in field_names(kind):
         # As one flag, so that both together are an error.
-        arguments = [re.sub("^-o=?", "--output=", word).removesuffix("=") for word in arguments]
+        arguments = ["--output" if word == "-o" else re.sub("^-o=?", "--output=", word) for word in arguments]
     flags = set_flags(arguments)
     repeated = sorted({flag for flag in flags if flags.count(flag) > 1})
     if repeated:
