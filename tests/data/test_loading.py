@@ -1,5 +1,7 @@
 """Files and arrays of data sets: what is read is what was written, and bad data are one clear error."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import h5py
 import jax
@@ -9,6 +11,7 @@ import pytest
 import polyak
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
 from polyak.data import load, save
+from polyak.data.minari_files import from_episodes
 
 N = 6
 
@@ -41,6 +44,35 @@ def test_without_next_observations_the_last_step_before_a_time_limit_is_the_fina
     np.testing.assert_array_equal(data.episodes[0].obs[:3], arrays()["observations"][:3])
     np.testing.assert_array_equal(data.episodes[1].obs, arrays()["observations"][4:])
     np.testing.assert_allclose(data.action, arrays()["actions"][[0, 1, 2, 4]])
+
+
+def walking(start, size):
+    rng = np.random.default_rng(0)
+    return np.array([0.0, start]) + size * rng.choice([-1, 1], (N, 2)).cumsum(0)
+
+
+@pytest.mark.parametrize("part", [None, "gps"])
+def test_changes_that_float32_does_not_resolve_are_warned_of(part):
+    obs = walking(4_649_776.0, 0.1)
+    name = r"observations \'gps\'" if part else "observations"
+    with pytest.warns(UserWarning, match=rf"{name} at \[1\] reach 46497.*float32 does not resolve") as shown:
+        load(arrays(observations={part: obs, "other": obs[:, :1]} if part else obs))
+    assert len(shown) == 1
+    ends = np.zeros(N - 1, bool)
+    episode = SimpleNamespace(
+        observations=obs, actions=np.zeros((N - 1, 1)), rewards=np.zeros(N - 1), terminations=ends, truncations=ends
+    )
+    recorded = SimpleNamespace(iterate_episodes=lambda: iter([episode, episode]))
+    spec = EnvSpec(Box(-np.inf, np.inf, (2,)), Box(-1.0, 1.0, (1,)))
+    with pytest.warns(UserWarning, match=r"observations at \[1\] reach 46497.*float32 does not resolve") as shown:
+        from_episodes("load", recorded, spec, "walk")
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize("obs", [walking(4_649_776.0, 10.0), walking(1.0, 1e-9), walking(4_649_776.0, 0.0)])
+def test_changes_that_float32_resolves_or_that_are_small_near_zero_are_not_warned_of(obs):
+    load(arrays(observations=obs))
+    load(arrays(observations=walking(4_649_776.0, 0.1).astype(np.float32)))
 
 
 def test_next_observations_are_the_final_ones_and_show_where_episodes_were_cut():

@@ -12,7 +12,16 @@ from polyak.core.space_check import describe
 from polyak.core.spaces import EnvSpec, Space, map_space
 from polyak.core.types import PyTree
 from polyak.core.warn import warn
-from polyak.data.content import check_no_masks, infer_spec, new_data_set, read_action, read_log_prob, read_obs, read_reward
+from polyak.data.content import (
+    check_no_masks,
+    infer_spec,
+    new_data_set,
+    read_action,
+    read_log_prob,
+    read_obs,
+    read_reward,
+    warn_of_lost_changes,
+)
 from polyak.data.data_set import DataSet
 
 OBS, ACTION, REWARD, LOG_PROB = "observations", "actions", "rewards", "log_probs"
@@ -43,6 +52,7 @@ def from_arrays(owner: str, arrays: Mapping[str, Any], spec: EnvSpec | None, nam
     used = infer_spec(owner, values[OBS], values[ACTION], name) if spec is None else spec
     check_no_masks(owner, used)
     obs = read_obs(f"{owner}: {OBS}", used, values[OBS], count)
+    warn_of_lost_changes(f"{owner}: {OBS}", used, obs)
     action = read_action(f"{owner}: {ACTION}", used, values[ACTION], count)
     reward = read_reward(f"{owner}: {REWARD}", values[REWARD], count)
     log_prob = read_log_prob(f"{owner}: {LOG_PROB}", used, values[LOG_PROB], count) if LOG_PROB in values else None

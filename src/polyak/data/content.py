@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.resolution import LEAST, are_lost, find_changes
 from polyak.core.space_check import FLOAT32_MAX, ArraySpec, obs_specs, range_error, read_leaves, to_array
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, Tuple, leaf_keys, map_space, unflatten
 from polyak.core.spec_difference import difference
 from polyak.core.types import PyTree
+from polyak.core.warn import warn
 from polyak.data.data_set import DataSet
 
 # Of actions that were computed in float32, relative to the bound where that is above 1.
@@ -100,6 +102,21 @@ def read_obs(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:
         TypeError, ValueError: an array differs.
     """
     return unflatten(spec.obs, _read_arrays(name, obs_specs(spec.obs), value, length))
+
+
+def warn_of_lost_changes(name: str, spec: EnvSpec, obs: PyTree) -> None:
+    """Warn of observations `[N, ...]` whose changes float32 does not resolve, as environments do; see `ResolutionCheck`."""
+    for leaf, array in zip(obs_specs(spec.obs), read_leaves(name, obs_specs(spec.obs), obs), strict=True):
+        if leaf.dtype != np.float32 or np.can_cast(array.dtype, np.float32) or not (np.abs(array) >= LEAST).any():
+            continue
+        found = are_lost(*(x.sum(axis=0) for x in find_changes(array[:-1], array[1:])))
+        if found.any():
+            index = np.argwhere(found)[0].tolist()
+            place = f" at {index}" if index else ""
+            warn(
+                f"{leaf.name(name)}{place} reach {np.abs(array[:, *index]).max()}, near which float32 does not resolve their "
+                "changes; subtract an offset from the data and in the environment, as normalize_obs comes too late"
+            )
 
 
 def read_action(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:

@@ -10,7 +10,15 @@ from polyak.core.gymnasium_spaces import from_gymnasium, to_gymnasium
 from polyak.core.spaces import EnvSpec, leaf_keys
 from polyak.core.types import PyTree
 from polyak.core.warn import warn
-from polyak.data.content import check_no_masks, new_data_set, read_action, read_obs, read_reward, same_spaces
+from polyak.data.content import (
+    check_no_masks,
+    new_data_set,
+    read_action,
+    read_obs,
+    read_reward,
+    same_spaces,
+    warn_of_lost_changes,
+)
 from polyak.data.data_set import DataSet
 from polyak.data.files import list_arrays, name_damage
 
@@ -63,6 +71,7 @@ def from_episodes(owner: str, recorded: Any, spec: EnvSpec, name: str) -> DataSe
     if not episodes:
         raise ValueError(f"{owner}: {name} has no episode")
     obs, action, reward = (jax.tree.map(lambda *x: np.concatenate(x), *[episode[i] for episode in episodes]) for i in range(3))
+    warn_of_lost_changes(f"{owner}: observations", spec, obs)
     lengths = np.array([len(episode[2]) for episode in episodes])
     terminated = np.array([episode[3] for episode in episodes])
     return new_data_set(spec, obs=obs, action=action, reward=reward, lengths=lengths, terminated=terminated, name=name)

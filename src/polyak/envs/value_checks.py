@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from polyak.core.resolution import are_lost, find_changes
 from polyak.core.space_check import (
     FLOAT32_MAX,
     ArraySpec,
@@ -37,8 +38,6 @@ class ResolutionCheck:
         name: the array's name in the warning.
     """
 
-    LEAST = 2.0**14
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.steps = 0
@@ -51,10 +50,9 @@ class ResolutionCheck:
         before, self.before, self.steps = self.before, array, self.steps + 1
         if before is None:
             return
-        is_changed = array != before
-        is_lost = is_changed & (array.astype(np.float32) == before.astype(np.float32)) & (np.abs(array) >= self.LEAST)
+        is_changed, is_lost = find_changes(before, array)
         self.changed, self.lost = self.changed + is_changed, self.lost + is_lost
-        if self.steps < FIRST_STEPS or not (found := 10 * self.lost > self.changed).any():
+        if self.steps < FIRST_STEPS or not (found := are_lost(self.changed, self.lost)).any():
             return
         env, *index = np.argwhere(found)[0].tolist()
         place = f" at {index}" if index else ""

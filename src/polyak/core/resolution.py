@@ -1,0 +1,24 @@
+"""Changes of numbers that float32 does not resolve.
+
+No JAX here: worker processes check observations with this.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# float32 resolves 0.002 here.
+LEAST = 2.0**14
+
+
+def find_changes(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return the entries that change, and those of them, from 16,384 on, that do not change in float32."""
+    is_changed = after != before
+    is_lost = is_changed & (after.astype(np.float32) == before.astype(np.float32)) & (np.abs(after) >= LEAST)
+    return is_changed, is_lost
+
+
+def are_lost(changed: Any, lost: Any) -> npt.NDArray[np.bool_]:
+    """Return True for entries of which float32 loses more than a tenth of the changes, from the numbers of both."""
+    return np.asarray(10 * lost > changed)
