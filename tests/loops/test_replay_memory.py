@@ -15,6 +15,7 @@ from polyak.core.struct import struct
 from polyak.loops import replay_memory
 from polyak.loops.agent_check import check_agent_state
 from polyak.loops.replay_memory import available_memory, check_memory
+from polyak.storage.checkpoint import restore, save
 
 LOOPS = {"compiled": polyak.loops.compiled, "host": polyak.loops.host}
 
@@ -110,6 +111,34 @@ def test_a_donated_state_is_not_copied_and_gives_the_same_bits(loop, devices):
     for ours, theirs in zip(jax.tree.leaves(donated.state), jax.tree.leaves(copied.state), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert half.state.replay.rows.obs.is_deleted() and not jax.tree.leaves(half.state.copies)[0].is_deleted()
+
+
+@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
+def test_a_state_goes_on_with_other_devices_and_an_empty_replay(loop, tmp_path):
+    """A checkpoint's arrays are on one device, whatever the layout of the replay's rows."""
+    agent, env = make()
+    key, done = jax.random.key(0), 0
+    env = env if loop == "compiled" else polyak.envs.make("CartPole-v1", num_envs=2)
+    agent = dataclasses.replace(agent, learning_starts=48)
+
+    def go_on(devices, env_steps, state):
+        options = {"resume_from": state, "env_steps_done": done, "devices": devices}
+        return LOOPS[loop](agent, env, env_steps=done + env_steps, key=key, **options)
+
+    result = go_on(1, 64, None)
+    assert int(result.state.updates) > 0
+    for devices, before in ((2, 1), (1, 2)):
+        done, updates = result.progress.env_steps, int(result.state.updates)
+        save(tmp_path / str(devices), result.loop_state, step=done, meta={})
+        message = f"resume_from has a replay of devices={before}; with devices={devices} it starts empty, and learning waits"
+        for state in (result.loop_state, restore(tmp_path / str(devices), result.loop_state).tree):
+            with pytest.warns(UserWarning, match=message):
+                result = go_on(devices, 32, state)
+            assert int(result.state.updates) == updates and 16 <= int(result.state.replay.size) <= 20
+            assert {len(leaf.devices()) for leaf in jax.tree.leaves(result.loop_state)} == {devices}
+        done = result.progress.env_steps
+        result = go_on(devices, 32, result.loop_state)
+        assert int(result.state.updates) > updates
 
 
 def test_a_replay_that_does_not_fit_is_rejected_with_the_bytes_before_anything_runs(tmp_path, capsys, monkeypatch):

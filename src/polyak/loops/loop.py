@@ -42,7 +42,8 @@ from polyak.loops.replay_memory import (
     check_data,
     check_memory,
     copy_except_replay,
-    move_replay_to_state,
+    move_to_one_device,
+    warn_of_other_devices,
     with_data,
     with_new_replay,
 )
@@ -197,14 +198,16 @@ def first_state(
         TypeError, ValueError: `resume_from` is of another agent or number of environments, the replay or a rollout does not fit
             into memory, or a `MixedReplay` lacks its data; raised before anything runs.
     """
+    devices = 1 if mesh is None else mesh.size
     if resume_from is None or not donate:
-        check_memory(agent, 1 if mesh is None else mesh.size, num_envs=num_envs, on_host=replay_on_host)
+        check_memory(agent, devices, num_envs=num_envs, on_host=replay_on_host)
     if resume_from is not None:
         if not donate:
             check_resume_from(resume_from, num_envs)
             check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key)
+            warn_of_other_devices(agent, resume_from.agent, num_envs, devices)
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
-        return copied if replay_on_host or mesh is not None else move_replay_to_state(agent, copied)
+        return copied if replay_on_host or mesh is not None else move_to_one_device(copied)
     check_data(agent, data)
     state = start()
     if mesh is not None:
@@ -384,7 +387,15 @@ class Target:
 
 
 class Reporter:
-    """Counts steps, measures time and calls the callbacks of one run of a loop, on the host."""
+    """Counts steps, measures time and calls the callbacks of one run of a loop, on the host.
+
+    Attributes:
+        seconds: training time so far, without compilation.
+        compile_seconds: time of compilation.
+        env_steps: valid transitions so far.
+        iteration: rollouts so far.
+        metrics: the metrics of the last report.
+    """
 
     def __init__(
         self,
@@ -399,8 +410,8 @@ class Reporter:
         self._agent, self._target, self._env, self._nondeterminism = agent, target, env, nondeterminism
         self._statistics = EpisodeStatistics(episodes)
         self._initial_env_steps = env_steps
-        self._training_seconds = self._next_diagnosis = 0.0
-        self.compile_seconds = 0.0
+        self._next_diagnosis = 0.0
+        self.seconds = self.compile_seconds = 0.0
         self.env_steps, self.iteration = env_steps, iteration
         self.metrics: dict[str, float] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -417,12 +428,7 @@ class Reporter:
         """Count the time of this context as training."""
         start = time.monotonic()
         yield
-        self._training_seconds += time.monotonic() - start
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far, without compilation."""
-        return self._training_seconds
+        self.seconds += time.monotonic() - start
 
     def advance(self, env_steps: int, iterations: int, finished: EpisodeTotals, info: InfoSums | None = None) -> None:
         """Add the steps, iterations, finished episodes and reported values of a chunk."""
@@ -433,12 +439,12 @@ class Reporter:
     @property
     def progress(self) -> Progress:
         """The current progress."""
-        fps = (self.env_steps - self._initial_env_steps) / self._training_seconds if self._training_seconds > 0 else 0.0
+        fps = (self.env_steps - self._initial_env_steps) / self.seconds if self.seconds > 0 else 0.0
         return Progress(
             self.env_steps,
             self._target.env_steps,
             self.iteration,
-            self._training_seconds,
+            self.seconds,
             self.compile_seconds,
             fps,
             self._env,

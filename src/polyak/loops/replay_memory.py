@@ -10,6 +10,7 @@ from jax.sharding import Sharding
 
 from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import Agent, HasReplay, PyTree, copy_buffers
+from polyak.core.warn import warn
 from polyak.loops.processes import put
 
 T = TypeVar("T")
@@ -117,17 +118,26 @@ def copy_except_replay(agent: Agent, state: T) -> T:
     return result
 
 
-def move_replay_to_state(agent: Agent, state: T) -> T:
-    """Move the replay to the device of the loop's state; after training with `replay_on="host"` it is in host memory."""
-    if not isinstance(agent, HasReplay):
-        return state
+def move_to_one_device(state: T) -> T:
+    """Move the loop's state to one device: it may be on several, or its replay in host memory after `replay_on="host"`."""
     loop_state: Any = state
-    replay_state, place = getattr(loop_state.agent, agent.replay_field), loop_state.key.sharding
-    arrays = [leaf for leaf in jax.tree.leaves(replay_state) if isinstance(leaf, jax.Array)]
-    if all(array.sharding.device_set == place.device_set for array in arrays):
+    arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
+    if len(set[jax.Device]().union(*(array.devices() for array in arrays))) == 1:
         return state
-    moved: T = replace(loop_state, agent=_with_replay(agent, loop_state.agent, jax.device_put(replay_state, place)))
+    moved: T = jax.device_put(state, min(loop_state.key.devices(), key=lambda device: device.id))
     return moved
+
+
+def warn_of_other_devices(agent: Agent, agent_state: PyTree, num_envs: int, devices: int) -> None:
+    """Warn if the replay of a state has rows of another number of devices, which its next rollout discards."""
+    if not isinstance(agent, HasReplay):
+        return
+    # Slots, environments of each device, and rollout length; zeros before the first rollout.
+    layout = getattr(getattr(agent_state, agent.replay_field), "layout", (0, 0, 0))
+    own = int(layout[1])
+    if own and own * devices != num_envs:
+        emptied = f"with devices={devices} it starts empty, and learning waits until it is filled"
+        warn(f"train: resume_from has a replay of devices={num_envs // own}; {emptied}")
 
 
 def put_on_devices(tree: PyTree, shardings: PyTree) -> Any:
