@@ -9,6 +9,7 @@ import pytest
 
 import polyak
 from polyak import loops
+from polyak.loops import seeds_loop
 from tests.agents.rollouts import same_bits
 from tests.loops.setting import AGENT, ENV, KEY, everything, run
 
@@ -34,6 +35,20 @@ def test_seeds_trained_together_are_those_trained_alone_but_for_rounding():
     half = together[1]
     finished = run("compiled", env_steps=150, resume_from=half.loop_state, env_steps_done=half.progress.env_steps)
     assert finished.progress.iteration > half.progress.iteration
+
+
+@pytest.mark.slow
+def test_a_seed_that_has_reached_env_steps_is_not_stopped_by_a_request(monkeypatch):
+    monkeypatch.setattr(seeds_loop, "CHUNK_SECONDS", 0.0)  # one iteration in each chunk
+
+    def trained(env_steps):
+        chunks, keys = iter(range(17)), jax.random.split(KEY, 2)
+        should_stop = lambda: next(chunks) == 16  # noqa: E731
+        return loops.compiled_seeds(AGENT, ENV, env_steps=env_steps, keys=keys, devices=1, should_stop=should_stop)
+
+    done = [result.progress.env_steps for result in trained(10_000)]
+    assert done[0] != done[1]
+    assert [result.stopped for result in trained(max(done))] == [None if x == max(done) else "request" for x in done]
 
 
 @pytest.mark.slow

@@ -124,10 +124,11 @@ def compiled_seeds(
             diverged |= newly_diverged
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
             report_at = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
-    if all(reporter.env_steps >= env_steps for reporter in active.values()):
-        stopped = None
     state = _on_one_device(state, mesh)
-    results = {i: reporter.result(_slice_seed(i, state), stopped) for i, reporter in active.items()}
+    results = {
+        i: reporter.result(_slice_seed(i, state), stopped if reporter.env_steps < env_steps else None)
+        for i, reporter in active.items()
+    }
     return [(results | diverged)[i] for i in range(count)]
 
 
