@@ -1,6 +1,7 @@
 """Ready-made callbacks: early stopping, and loggers of other libraries."""
 
 import dataclasses
+import math
 import re
 import sys
 import types
@@ -22,7 +23,7 @@ def answers(callback, values, tag="eval/mean_reward"):
 
 
 def test_training_stops_when_the_reward_is_reached():
-    assert answers(callbacks.stop_at_reward(10), [None, 9.9, 10.0]) == [True, True, False]
+    assert answers(callbacks.stop_at_reward(10), [None, 9.9, math.nan, 10.0]) == [True, True, True, False]
     assert answers(callbacks.stop_at_reward(10, "rollout/ep_rew_mean"), [11.0], "rollout/ep_rew_mean") == [False]
 
 

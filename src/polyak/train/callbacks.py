@@ -38,7 +38,7 @@ def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
 
     def stop(progress: Progress, metrics: dict[str, float], state: PyTree) -> bool:
         warn_if_missing(progress, metrics)
-        return metrics.get(tag, -np.inf) < reward
+        return not metrics.get(tag, -np.inf) >= reward
 
     return stop
 
