@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import gymnasium
@@ -17,12 +18,14 @@ from flax import nnx
 
 import polyak
 from polyak.cli import main
+from polyak.core.types import Progress
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.source import source_of
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
 from polyak.storage.run_directory import RunError, open_run
+from polyak.train import evaluation
 from polyak.train.new_training import prepare
 from polyak.train.settings import TrainSettings
 from polyak.train.training import resume_command
@@ -376,6 +379,20 @@ def test_an_evaluation_that_does_not_end_costs_no_training(directory):
     assert result.evaluate(2, max_steps=1000).episodes == 2
     with pytest.warns(UserWarning, match="within max_steps=5 steps"):
         assert polyak.resume("run", env_steps=96, progress=False).evaluation is None
+
+
+def test_a_mean_return_that_is_nan_is_never_the_best(monkeypatch):
+    returns = iter([np.nan, 1.0, np.nan, 2.0, 1.5])
+    monkeypatch.setattr(
+        evaluation, "evaluate_if_it_ends", lambda *_: evaluation.Evaluation(np.array([next(returns)]), np.array([1]))
+    )
+    agent = types.SimpleNamespace(policy=lambda state: state)
+    evaluate = evaluation.PeriodicEvaluation(agent, None, every=1, episodes=1, max_steps=1, seed=0)
+    best = []
+    for step in range(1, 6):
+        evaluate(Progress(step, 10, step, 1.0, 1.0, 1.0), {}, types.SimpleNamespace(agent=step))
+        best.append(evaluate.best_policy)
+    assert best == [None, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("every", [None, 32])

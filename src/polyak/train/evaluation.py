@@ -1,5 +1,6 @@
 """Evaluation of the greedy policy of a result or a run, and at intervals during training."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -190,7 +191,8 @@ class PeriodicEvaluation:
         self.evaluations: dict[int, Evaluation] = {}
         self.best_policy: Policy | None = None
         rows = run.read_metrics() if run else []
-        self._best = max((row[REWARD] for row in rows if row.get(REWARD) is not None), default=None)
+        # A mean return that is NaN, which rows have as None, is never the best.
+        self._best = max((row[REWARD] for row in rows if row.get(REWARD) is not None), default=-math.inf)
 
     def __call__(self, progress: Progress, metrics: MutableMapping[str, float], state: PyTree) -> None:
         """Evaluate if it is due."""
@@ -210,7 +212,7 @@ class PeriodicEvaluation:
         self.evaluations[now] = evaluation
         self._on_evaluation((now, evaluation))
         metrics.update(evaluation_metrics(evaluation))
-        is_best = self._best is None or evaluation.mean_return > self._best
+        is_best = evaluation.mean_return > self._best
         if is_best:
             self._best, self.best_policy = evaluation.mean_return, policy
             if self._run is not None:
