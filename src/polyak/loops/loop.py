@@ -205,7 +205,7 @@ def first_state(
         if not donate:
             check_resume_from(resume_from, num_envs)
             check_agent_state("train: resume_from", agent, resume_from.agent, resume_from.key)
-            warn_of_other_devices(agent, resume_from.agent, num_envs, devices)
+        warn_of_other_devices(agent, resume_from.agent, num_envs, devices)
         copied = copy_except_replay(agent, resume_from) if donate else copy_buffers(resume_from)
         return copied if replay_on_host or mesh is not None else move_to_one_device(copied)
     check_data(agent, data)
