@@ -1,5 +1,7 @@
 """What environments report in `info`, as metrics of training and evaluation."""
 
+import warnings
+
 import jax
 import numpy as np
 import pytest
@@ -72,8 +74,19 @@ def test_returns_have_one_unit_where_the_environment_records_only_some():
     statistics, info = EpisodeStatistics(), InfoSums()
     info.add({RETURN: np.array([5.0, np.nan])})
     statistics.add(finished(2, 20.0, 10), info)
-    with pytest.warns(UserWarning, match=r"info\['episode'\] is missing at the end of 1 of 2 episodes"):
+    with pytest.warns(UserWarning, match=r"info\['episode'\] is missing at the end of some episodes"):
         assert statistics.metrics() == {"rollout/ep_rew_mean": 10.0, "rollout/ep_len_mean": 5.0}
+
+
+def test_a_training_warns_once_of_returns_that_only_some_episodes_record():
+    statistics, info = EpisodeStatistics(), InfoSums()
+    info.add({RETURN: np.array([5.0, np.nan])})
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            statistics.add(finished(2, 20.0, 10), info)
+            statistics.metrics()
+    assert len(shown) == 1
 
 
 class RecordsTerminations(toys.Scripted):
@@ -86,7 +99,7 @@ class RecordsTerminations(toys.Scripted):
 
 def test_evaluated_returns_have_one_unit_where_the_environment_records_only_some():
     env, plain = envs.make(RecordsTerminations), envs.make(toys.Scripted)
-    with pytest.warns(UserWarning, match=r"info\['episode'\] is missing at the end of 1 of 3 episodes"):
+    with pytest.warns(UserWarning, match=r"info\['episode'\] is missing at the end of some episodes"):
         evaluation = train.evaluate(Uniform(env.spec), env, episodes=3, key=KEY)
     expected = train.evaluate(Uniform(plain.spec), plain, episodes=3, key=KEY)
     np.testing.assert_array_equal(evaluation.returns, expected.returns)

@@ -154,8 +154,9 @@ def has_all_returns(recorded: int, episodes: int) -> bool:
     """Return True if the environment recorded the return of every episode; warns if only some returns were recorded."""
     if 0 < recorded < episodes:
         warn(
-            f"info['episode'] is missing at the end of {episodes - recorded} of {episodes} episodes, so returns are sums of "
-            "the agent's rewards; put RecordEpisodeStatistics outside of the wrapper that ends episodes"
+            # Without numbers, so that Python shows the warning of many reports once.
+            "info['episode'] is missing at the end of some episodes, so returns are sums of the agent's rewards; put "
+            "RecordEpisodeStatistics outside of the wrapper that ends episodes"
         )
     return recorded >= episodes
 
