@@ -125,11 +125,10 @@ def compiled_seeds(
             active = {i: reporter for i, reporter in active.items() if i not in diverged}
             report_at = target.next_report(min((reporter.env_steps for reporter in active.values()), default=0))
     state = _on_one_device(state, mesh)
-    results = {
-        i: reporter.result(_slice_seed(i, state), stopped if reporter.env_steps < env_steps else None)
-        for i, reporter in active.items()
-    }
-    return [(results | diverged)[i] for i in range(count)]
+    results = dict(diverged)
+    for i, reporter in active.items():
+        results[i] = reporter.result(_slice_seed(i, state), stopped if reporter.env_steps < env_steps else None)
+    return [results[i] for i in range(count)]
 
 
 def _check_arguments(agent: Agent, env: Env, keys: Key[Array, " N"], callbacks: Sequence[Sequence[Callback]]) -> None:
