@@ -14,7 +14,7 @@ from polyak.cli import main
 from polyak.core.struct import struct
 from polyak.loops import replay_memory
 from polyak.loops.agent_check import check_agent_state
-from polyak.loops.replay_memory import available_memory, check_memory
+from polyak.loops.replay_memory import available_memory, check_memory, warn_of_other_devices
 from polyak.storage.checkpoint import restore, save
 
 LOOPS = {"compiled": polyak.loops.compiled, "host": polyak.loops.host}
@@ -113,7 +113,19 @@ def test_a_donated_state_is_not_copied_and_gives_the_same_bits(loop, devices):
     assert half.state.replay.rows.obs.is_deleted() and not jax.tree.leaves(half.state.copies)[0].is_deleted()
 
 
-@pytest.mark.parametrize("loop", ["compiled", pytest.param("host", marks=pytest.mark.slow)])
+def test_a_replay_of_another_number_of_devices_is_warned_of():
+    agent, _ = make()
+    state = agent.init(jax.random.key(0))
+    warn_of_other_devices(agent, state, num_envs=2, devices=2)
+    slots_envs_and_steps = np.array([2048, 2, 1], np.uint32)
+    state = dataclasses.replace(state, replay=dataclasses.replace(state.replay, layout=slots_envs_and_steps))
+    warn_of_other_devices(agent, state, num_envs=2, devices=1)
+    with pytest.warns(UserWarning, match="resume_from has a replay of devices=1; with devices=2 it starts empty"):
+        warn_of_other_devices(agent, state, num_envs=2, devices=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_state_goes_on_with_other_devices_and_an_empty_replay(loop, tmp_path):
     """A checkpoint's arrays are on one device, whatever the layout of the replay's rows."""
     agent, env = make()
