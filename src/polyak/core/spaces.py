@@ -150,15 +150,15 @@ class Discrete:
     """The integers `start, ..., start + n - 1`. Agents count from 0; the environment sees `start` added.
 
     Raises:
-        ValueError: `n` is not a positive integer, or `start` no integer.
+        ValueError: `n` is not a positive integer that int32 holds, or `start` no integer.
     """
 
     n: int
     start: int = 0
 
     def __post_init__(self) -> None:
-        if int(self.n) != self.n or self.n < 1:
-            raise ValueError(f"Discrete: n must be a positive integer, got {self.n!r}")
+        if int(self.n) != self.n or not 1 <= self.n < 2**31:
+            raise ValueError(f"Discrete: n must be a positive int32, got {self.n!r}")
         if int(self.start) != self.start:
             raise ValueError(f"Discrete: start must be an integer, got {self.start!r}")
         object.__setattr__(self, "n", int(self.n))
@@ -181,8 +181,8 @@ class MultiDiscrete:
     """A flat vector of integers, the i-th among `start[i], ..., start[i] + nvec[i] - 1`.
 
     Raises:
-        ValueError: `nvec` is empty, not flat, or has an entry that is not a positive integer; `start` has another length, or
-            an entry that is not an integer.
+        ValueError: `nvec` is empty, not flat, or has an entry that is not a positive integer that int32 holds; `start` has
+            another length, or an entry that is not an integer.
     """
 
     nvec: tuple[int, ...]
@@ -190,8 +190,8 @@ class MultiDiscrete:
 
     def __post_init__(self) -> None:
         nvec = np.asarray(self.nvec)
-        if nvec.ndim != 1 or nvec.size == 0 or not np.all(nvec >= 1) or not np.all(nvec == nvec.astype(int)):
-            raise ValueError(f"MultiDiscrete: nvec must be a flat, non-empty vector of positive integers, got {self.nvec!r}")
+        if nvec.ndim != 1 or nvec.size == 0 or not np.all((nvec >= 1) & (nvec < 2**31) & (nvec == nvec.astype(int))):
+            raise ValueError(f"MultiDiscrete: nvec must be a flat, non-empty vector of positive int32, got {self.nvec!r}")
         start = tuple(int(s) for s in self.start) or (0,) * len(nvec)
         if len(start) != len(nvec):
             raise ValueError(f"MultiDiscrete: start has {len(start)} entries, nvec {len(nvec)}; they must match")
