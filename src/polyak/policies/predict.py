@@ -273,6 +273,8 @@ def obs_batch(space: Space, obs: Any, *, owner: str = "predict", native: bool = 
         batch = None if obs.shape == specs[0].shape else len(obs)
         check_range(name, obs, specs[0].low, specs[0].high, batched=batch is not None)
         return obs.reshape(batch or 1, *specs[0].shape).copy(), batch
+    if isinstance(space, Leaf) and isinstance(obs, tuple) and any(isinstance(part, dict) for part in obs):
+        raise TypeError(f"{name} must be an observation, got a tuple with a dict; reset() of Gymnasium returns (obs, info)")
     leaves = read_leaves(name, specs, obs)
     sizes = [_batch_size(spec.name(name), spec, leaf) for spec, leaf in zip(specs, leaves, strict=True)]
     if len(set(sizes)) > 1:
@@ -284,9 +286,8 @@ def obs_batch(space: Space, obs: Any, *, owner: str = "predict", native: bool = 
 @functools.lru_cache(maxsize=64)
 def _needs_no_conversion(space: Space, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
     """Return True for an array, single or a batch, in the dtype of a Box of floats: nearly every observation is one."""
-    if not isinstance(space, Box) or space.dtype.kind != "f" or dtype != space.dtype:
-        return False
-    return shape == space.shape or (shape[1:] == space.shape and shape[:1] > (0,))
+    fits = isinstance(space, Box) and dtype == space.dtype and space.shape in (shape, shape[1:])
+    return fits and dtype.kind == "f" and 0 not in shape
 
 
 def _batch_size(name: str, spec: ArraySpec, leaf: Any) -> int | None:
