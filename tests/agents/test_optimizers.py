@@ -56,6 +56,8 @@ def test_optimizers_that_need_the_loss_are_rejected(name):
     for optimizer in (optax.chain(optax.sgd(1e-3), optax.contrib.reduce_on_plateau()), optax.lbfgs()):
         with pytest.raises(TypeError, match=r"the update of optimizer must take .* params alone, .*: .*'value'"):
             make(name, optimizer=optimizer)
+    with pytest.raises(TypeError, match=r"params alone, unlike .* or lookahead: .* fast"):
+        make(name, optimizer=optax.lookahead(optax.sgd(1e-3), 5, 0.5))
 
 
 def test_optimizers_for_the_parts_of_a_network_are_accepted():

@@ -65,8 +65,8 @@ class AdamSettings:
         try:
             jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), jax.ShapeDtypeStruct((1,), jnp.float32))
         except Exception as error:  # An optimizer for the parameters of one network may fail here.
-            if isinstance(error, TypeError) and "keyword-only argument" in str(error):
-                wanted = "take gradients, state and params alone, unlike reduce_on_plateau or lbfgs"
+            if any(text in str(error) for text in ("keyword-only argument", "no attribute fast")):
+                wanted = "take gradients, state and params alone, unlike reduce_on_plateau, lbfgs or lookahead"
                 raise TypeError(f"{owner}: the update of optimizer must {wanted}: {error}") from error
         reason = "has no effect with optimizer=...; leave it out and set it in the optimizer"
         check_unset(self, (*ADAM_SETTINGS, *RMSPROP_SETTINGS), reason)
