@@ -104,6 +104,8 @@ def test_evaluating_an_agent_or_a_result(result):
 
 
 def test_a_seed_where_a_key_is_taken():
+    with pytest.raises(TypeError, match=r"evaluate: unknown argument 'deterministic' .* use policy=agent\.collect_policy"):
+        train.evaluate(AGENT.policy(AGENT.init(KEY)), ENV, episodes=1, key=KEY, deterministic=False)
     policy, said = AGENT.policy(AGENT.init(KEY)), r"unknown argument 'seed' .* use key=jax\.random\.key\(seed\)"
     for call in (
         lambda: train.evaluate(policy, ENV, episodes=1, seed=1),
