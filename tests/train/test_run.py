@@ -172,6 +172,8 @@ def test_a_key_that_is_an_int_is_rejected_by_name(unchecked):
         ({"checkpoint_every": 10, "report_every": 20}, "checkpoint_every=10 must be at least report_every=20"),
         ({"checkpoint_replay": False}, "checkpoint_replay=False: PPO has no replay; leave it out"),
         ({"eval_every": 10, "eval_episodes": 0}, "eval_episodes must be an integer >= 1, got 0"),
+        ({"eval_env": jax_env()}, "eval_env has no effect without evaluations; set eval_episodes"),
+        ({"env_steps_done": 32}, "env_steps_done=32 needs resume_from"),
     ],
 )
 def test_wrong_arguments_are_rejected_by_name_before_anything_is_written(options, message, directory, unchecked):
@@ -215,6 +217,22 @@ def test_a_field_of_the_agent_among_the_arguments_is_named():
         polyak.train.run("ppo", "CartPole-v1", env_step=100)
     with pytest.raises(TypeError, match=r"unknown argument 'gamma' \([^;]*\)$"):
         polyak.train.run(polyak.PPO(jax_env().spec), jax_env(), env_steps=100, gamma=0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gamma", np.array([0.5, 0.9])),
+        ("learning_rate", jax.numpy.array([1e-3])),
+        ("learning_rate", polyak.Linear(np.array([1e-3]), env_steps=64)),
+    ],
+)
+def test_an_array_of_numbers_is_no_setting_of_a_single_agent(name, value, unchecked):
+    env = jax_env(num_envs=2)
+    said = f"{name} of PPO must have single numbers, got .*; loops.compiled_seeds trains a batch"
+    for agent, settings in ((dataclasses.replace(small(env), **{name: value}), None), ("ppo", {name: value})):
+        with pytest.raises(ValueError, match=f"train.run: {said}"):
+            polyak.train.run(agent, env, env_steps=64, settings=settings)
 
 
 def test_an_environment_without_a_name_is_shown_by_its_class(capsys):

@@ -1,11 +1,14 @@
-"""Checks the settings of an agent that is passed to `resume` against the run's config."""
+"""Checks the settings of an agent: that they are single numbers, and for `resume` that they are the settings of the run."""
 
+import dataclasses
 import json
 from typing import Any
 
+import jax
 import numpy as np
 
 from polyak.core.types import Agent
+from polyak.ops.schedules import SCHEDULES
 from polyak.runs import config_classes
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import settings_by_path
@@ -14,6 +17,21 @@ from polyak.storage.run_directory import Run
 # Key of a description of a function or a user-defined class, network or optimizer, which a config cannot store.
 DESCRIBED = "$unsupported"
 ABSENT = "nothing"
+
+
+def check_single_numbers(owner: str, agent: Agent) -> None:
+    """Check that no setting is, or has as a schedule, an array with axes: that is a batch of agents, which would be mixed up.
+
+    Raises:
+        ValueError: a setting is such an array; the message names it.
+    """
+    settings: Any = dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ()
+    for field in settings:
+        value = getattr(agent, field.name)
+        has_numbers = "check" in field.metadata and isinstance(value, (np.ndarray, jax.Array, *SCHEDULES))
+        if has_numbers and any(map(np.ndim, jax.tree.leaves(value))):
+            wanted = f"{owner}: {field.name} of {type(agent).__name__} must have single numbers"
+            raise ValueError(f"{wanted}, got {value!r:.80}; loops.compiled_seeds trains a batch of agents")
 
 
 def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, consent: str) -> None:
@@ -25,8 +43,9 @@ def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, con
         consent: sentence about how to force other settings, for the error.
 
     Raises:
-        ValueError: the agent has another class, or other settings.
+        ValueError: the agent has another class, or other settings, or a setting is an array.
     """
+    check_single_numbers(owner, agent)
     stored, given = run.read_config()["agent"], _to_json(agent)
     wanted, got = stored.get("$class", type(agent).__name__), given.get("$class", type(agent).__name__)
     if got != wanted:

@@ -85,16 +85,20 @@ def close_envs(env: Env | HostEnv) -> None:
         warn(f"{env.spec.id}: close() raised {type(error).__name__}: {error}; the results are not affected")
 
 
-def check_eval_env(owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, eval_every: int | None) -> None:
-    """Check that environments for evaluation fit the agent, and differ from the training environments.
+def check_eval_env(
+    owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, eval_every: int | None, eval_episodes: int
+) -> None:
+    """Check that environments for evaluation fit the agent, are used, and differ from the training environments.
 
     Raises:
-        TypeError, ValueError: the environments do not fit, or are the training environments.
+        TypeError, ValueError: the environments do not fit, are never used, or are the training environments.
     """
     if eval_env is None:
         return
     check_made(owner, eval_env, "eval_env")
     check_spec(f"{owner}: eval_env", agent.spec, eval_env.spec)
+    if not (eval_every or eval_episodes):
+        raise ValueError(f"{owner}: eval_env has no effect without evaluations; set eval_episodes")
     if eval_every and eval_env is env and isinstance(env, HostEnv):
         raise ValueError(f"{owner}: eval_env must not be env with eval_every: an evaluation would reset it within the training")
 

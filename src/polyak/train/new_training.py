@@ -23,6 +23,7 @@ from polyak.presets import preset
 from polyak.runs import ENV_OPTIONS, LOOPS, LOOPS_OF_WORKERS, RunConfig, algorithm_name, run_key, seed_of
 from polyak.storage.run_directory import create
 from polyak.train.agent_data import with_data
+from polyak.train.agent_settings import check_single_numbers
 from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
 from polyak.train.evaluation import check_eval_env, close_envs, require_source
@@ -215,16 +216,18 @@ def make_agent(
     """Return the agent, or create it from the preset for the environment with changed settings.
 
     Raises:
-        ValueError: the name of the algorithm is unknown, or `settings` are given for an existing agent.
+        ValueError: the name of the algorithm is unknown, `settings` are given for an existing agent, or a setting is an array.
     """
     if not isinstance(agent, str):
         check_agent(owner, agent)
         if settings:
             raise ValueError(f"{owner}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
+        check_single_numbers(owner, agent)
         return with_goals(agent, spec.goals)
     agent, made_class = agent.lower(), known_class(owner, agent)
     task = source.id if source is not None and isinstance(source.id, str) else spec.id
     made: Agent = made_class(spec=spec, **preset(agent, task).settings(env_steps, settings))
+    check_single_numbers(owner, made)
     return made
 
 
@@ -293,7 +296,7 @@ def prepare(
     )
     eval_episodes = settings.eval_episodes if settings.eval_episodes is not None else EVAL_EPISODES if eval_every else 0
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
-    check_eval_env("train.run", agent, env, eval_env, eval_every)
+    check_eval_env("train.run", agent, env, eval_env, eval_every, eval_episodes)
     if eval_episodes and eval_env is None and isinstance(env, HostEnv):
         require_source(env)
     check_videos("train.run", env, settings)

@@ -114,7 +114,7 @@ def resume(
         made = _make_envs(run, config, env, split, should_stop)
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
-            check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every)
+            check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every, episodes)
             if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
                 require_source(made)
             config = _with_env_steps(run, config, env_steps)

@@ -128,6 +128,8 @@ class TrainSettings(CommonSettings):
         super().__post_init__()
         if self.run_dir is not None and self.resume_from is not None:
             raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
+        if self.resume_from is None and self.env_steps_done != 0:
+            raise ValueError(f"train.run: env_steps_done={self.env_steps_done!r:.80} needs resume_from")
         if self.data is None and self.data_share != TrainSettings.data_share:
             raise ValueError(f"train.run: data_share={self.data_share} needs data")
         if self.data is not None and self.resume_from is not None:
