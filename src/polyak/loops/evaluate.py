@@ -102,7 +102,7 @@ def evaluate(
 
     Args:
         policy: the policy to evaluate; `agent.policy(state)` is an agent's greedy policy.
-        env: the environment; reset first.
+        env: the environment; reset first, so not a Gymnasium environment in the midst of a training.
         episodes: number of episodes.
         key: source of all randomness, in the environment and in the policy's actions.
         max_steps: maximum number of steps of each environment; None sets no limit for a host environment and ten million
