@@ -55,6 +55,8 @@ def edited(run, change):
 
 @pytest.mark.slow
 def test_other_settings_resume_a_run_by_force_only_and_are_stored(run):
+    with pytest.raises(ValueError, match=r"polyak\.resume: gamma of PPO must have single numbers, got array"):
+        polyak.resume(run, agent=agent(gamma=np.array([0.5, 0.9])), env_steps=128, progress=False, force=True)
     before = config_of(run)
     with pytest.raises(ValueError, match=r"got gamma=0\.5 \(the run has 0\.99\); force=True accepts and stores them"):
         polyak.resume(run, agent=agent(gamma=0.5), env_steps=128, progress=False)
