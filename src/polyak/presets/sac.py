@@ -34,6 +34,11 @@ FETCH_REACH = {
     "actor": {"hidden": (64, 64)}, "critics": {"hidden": (64, 64)}, "learning_rate": 1e-3, "gamma": 0.95,
     "normalize_obs": True, "replay": {"kind": "hindsight", "replay": 1_000_000},
 }  # fmt: skip
+# With the default target entropy of -4 some policies narrow before the hand has met the block.
+FETCH_PUSH = {
+    **FETCH_REACH, "actor": {"hidden": (256,) * 3}, "critics": {"hidden": (256,) * 3}, "tau": 0.05,
+    "updates_per_step": 0.5, "learning_starts": 2_000, "target_entropy": 0.0,
+}  # fmt: skip
 
 PRESETS: dict[str, Preset] = {
     "CartPole-v1": Preset(50_000, 1, CARTPOLE, "polyak's preset"),
@@ -47,4 +52,5 @@ PRESETS: dict[str, Preset] = {
     "Ant-v5": Preset(1_000_000, 1, MUJOCO, "RL Zoo"),
     "Humanoid-v5": Preset(2_000_000, 1, MUJOCO, "RL Zoo"),
     "FetchReach-v4": Preset(20_000, 1, FETCH_REACH, "RL Zoo"),
+    "FetchPush-v4": Preset(500_000, 8, FETCH_PUSH, "polyak's preset"),
 }
