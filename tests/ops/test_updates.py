@@ -208,6 +208,18 @@ def test_periodic_update_copies_at_step_0_and_at_multiples_for_any_integer_dtype
     assert jax.jit(lambda n: periodic_update(new, old, n, 2**40))(jnp.int32(8))["w"].tolist() == [2.0]
 
 
+def test_periodic_update_counts_steps_and_periods_of_different_dtypes():
+    """In int32, 3·10⁹ steps would be -1,294,967,296, a multiple of 7; and 300 is no uint8."""
+    both = jax.jit(lambda n, p: periodic_update(tree(1.0), tree(2.0), n, p))
+    for step in (3 * 10**9, 7 * 428_571_429, 2**31, 2**32 - 4, 2**32 - 1):
+        assert both(jnp.uint32(step), jnp.int32(7))["w"].tolist() == [1.0 if step % 7 == 0 else 2.0]
+    for step in (-(2**31), -14, -1):
+        assert both(jnp.int32(step), jnp.uint8(7))["w"].tolist() == [1.0 if step % 7 == 0 else 2.0]
+    for step, fires in ((300, True), (301, False), (3 * 10**9, True)):
+        result = jax.jit(lambda p, step=step: periodic_update(tree(1.0), tree(2.0), step, p))(jnp.uint8(100))
+        assert result["w"].tolist() == [1.0 if fires else 2.0]
+
+
 def test_an_update_inside_a_scan_equals_the_same_updates_one_by_one():
     online, start = tree(1.0, -3.0), tree(0.0, 5.0)
     scanned, _ = jax.lax.scan(lambda t, tau: (soft_update(online, t, tau), None), start, jnp.array([0.1, 1.0, 0.5]))

@@ -129,12 +129,17 @@ def _integer(owner: str, name: str, value: Any) -> Any:
 
 def _is_multiple(steps: Any, period: Any) -> Array:
     """True if `steps` is a multiple of a positive `period`; at least one of them is traced."""
-    if isinstance(steps, int):
-        steps = jnp.asarray(steps, period.dtype)
-    if isinstance(period, int):
-        # A period above the largest value of the dtype of steps has the single multiple 0.
-        fits = period <= jnp.iinfo(steps.dtype).max
-        return steps % jnp.asarray(period, steps.dtype) == 0 if fits else steps == 0
-    wide = jnp.promote_types(steps.dtype, period.dtype)
-    positive = period > 0
-    return positive & (steps.astype(wide) % jnp.where(positive, period, 1).astype(wide) == 0)
+    widest = jax.dtypes.canonicalize_dtype(np.uint64)
+    if isinstance(period, int) and period > jnp.iinfo(widest).max:
+        return steps == 0
+    size, divisor = _absolute(steps, widest), _absolute(period, widest)
+    return (period > 0) & (size % jnp.maximum(divisor, jnp.ones((), widest)) == 0)
+
+
+def _absolute(value: Any, dtype: Any) -> Array:
+    """|value|, in an unsigned dtype that has room for it, unlike a signed or narrow one."""
+    if isinstance(value, int):
+        return jnp.asarray(abs(value), dtype)
+    # Modulo 2³²: the negative of the cast of -3 is 3.
+    wide = value.astype(dtype)
+    return jnp.where(value < 0, -wide, wide)
