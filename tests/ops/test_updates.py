@@ -220,6 +220,12 @@ def test_periodic_update_counts_steps_and_periods_of_different_dtypes():
         assert result["w"].tolist() == [1.0 if fires else 2.0]
 
 
+def test_a_tau_of_0_returns_arrays_of_jax_as_other_taus_do():
+    for tau in (0.0, 0.5):
+        result = soft_update({"w": np.ones(2)}, {"w": np.zeros(2)}, tau)["w"]
+        assert isinstance(result, jax.Array) and result.dtype == jnp.float32
+
+
 def test_an_update_inside_a_scan_equals_the_same_updates_one_by_one():
     online, start = tree(1.0, -3.0), tree(0.0, 5.0)
     scanned, _ = jax.lax.scan(lambda t, tau: (soft_update(online, t, tau), None), start, jnp.array([0.1, 1.0, 0.5]))
