@@ -509,8 +509,8 @@ MUTATIONS = (
     ),
     Mutation(
         "copies/receive.py",
-        "is_new = push.sequence > senders.sequence[push.worker]",
-        "is_new = push.sequence >= senders.sequence[push.worker]",
+        "is_new = ~is_known | (push.sequence > senders.sequence[push.worker])",
+        "is_new = ~is_known | (push.sequence >= senders.sequence[push.worker])",
         ("copies/test_receive.py::test_a_push_that_is_sent_again_is_applied_once",),
     ),
     Mutation(

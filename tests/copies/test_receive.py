@@ -151,6 +151,16 @@ def test_bad_gradients_change_no_bit_and_quarantine_their_worker(bad, shared_opt
     assert what_became(receipt) == "applied" and senders.rejected.tolist() == [2, 0]
 
 
+@pytest.mark.parametrize("shared_optimizer", [True, False])
+@pytest.mark.parametrize("worker", [2, 5, -1, -3])
+def test_a_worker_that_is_none_of_the_w_is_rejected_and_counted_for_nobody(worker, shared_optimizer):
+    shared, senders = receiver(2, ADAM, shared_optimizer)
+    for _ in range(2):
+        push = Push.create(worker, 1, shared.version)
+        after, counts, receipt = jit_receive(shared, senders, push, gradient(1.0), optimizer=ADAM)
+        assert what_became(receipt) == "rejected" and same(after, shared) and same(counts, senders)
+
+
 def test_a_good_push_ends_the_refusals_in_a_row():
     shared, senders = receiver()
     for sequence, g in enumerate((NAN, NAN, 1.0, NAN, NAN), 1):

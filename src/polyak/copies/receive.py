@@ -106,7 +106,7 @@ class Receipt:
         empty: the rollout had no samples, so nothing changed.
         repeated: the push had arrived before.
         stale: the push was too old, or of a version that the shared copy does not have yet.
-        rejected: the push held NaN or infinity.
+        rejected: the push held NaN or infinity, or its worker is none of the W.
         quarantined: the worker is in quarantine.
     """
 
@@ -155,8 +155,11 @@ def receive(
     check_same_tree(gradients, shared.variables.params, "receive", sides=("gradients", "params"))
     if stats is not None:
         check_same_tree(stats, shared.variables.stats, "receive", sides=("statistics", "shared"))
-    is_new = push.sequence > senders.sequence[push.worker]
-    is_quarantined = senders.is_quarantined(max_bad)[push.worker]
+    is_known = (push.worker >= 0) & (push.worker < len(senders.sequence))
+    # JAX writes nothing out of bounds, but reads the last worker's there, and counts negative numbers from the end.
+    push = dataclasses.replace(push, worker=jnp.where(is_known, push.worker, len(senders.sequence)))
+    is_new = ~is_known | (push.sequence > senders.sequence[push.worker])
+    is_quarantined = is_known & senders.is_quarantined(max_bad)[push.worker]
     is_fresh = shared.is_fresh(push.version, max_staleness)
     enabled = is_new & ~is_quarantined & is_fresh
     is_empty = enabled & is_finite & ~jnp.asarray(has_samples)
@@ -165,7 +168,7 @@ def receive(
     states = senders.optimizer_state
     state = shared.optimizer_state if states is None else jax.tree.map(lambda x: x[push.worker], states)
     gradients = in_float32(gradients)
-    bad = {"gradient": ~all_finite(gradients)}
+    bad = {"gradient": ~all_finite(gradients) | ~is_known}
     new_shared, state, log = shared.step(optimizer, state, gradients, Aux({}, stats), bad, enabled & ~is_empty, is_finite)
     receipt = Receipt(log.applied, is_empty, ~is_new, is_stale, log.skipped, is_new & is_quarantined)
 
