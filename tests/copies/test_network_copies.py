@@ -172,6 +172,14 @@ def test_a_traced_tau_outside_the_interval_leaves_the_target_and_is_counted():
     assert same(updated.target, copies.target) and int(updated.target_count.skipped) == 1
 
 
+def test_a_traced_tau_outside_the_interval_pulls_nothing_and_leaves_the_version():
+    copies = made(shared=True).apply_gradients("shared", gradient(1.0))
+    pull = jax.jit(lambda copies, tau: copies.update_online(tau))
+    for tau, version in ((1.5, 0), (NAN, 0), (0.5, 1), (1.0, 1)):
+        assert int(pull(copies, tau).version) == version, tau
+    assert same(pull(copies, 1.5).online, copies.online)
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -203,6 +211,9 @@ def test_different_trees_raise_and_nothing_is_copied():
             verb()
     with pytest.raises(ValueError, match="leaf 'params/w'"):
         copies.restart(other.online)
+    renamed = dataclasses.replace(copies.shared.variables, params={"v": jnp.ones(2)})
+    with pytest.raises(ValueError, match="only in online: 'params/v'; only in target: 'params/b', 'params/w'"):
+        copies.pull(dataclasses.replace(copies.shared, variables=renamed))
 
 
 def test_checkpoint_contains_all_copies_and_resumes_bit_for_bit(tmp_path):

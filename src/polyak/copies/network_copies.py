@@ -35,7 +35,7 @@ from polyak.ops.gradient_step import (
     non_finite,
 )
 from polyak.ops.schedules import saturating_add
-from polyak.ops.updates import Tau, soft_update, soft_update_if_valid
+from polyak.ops.updates import Tau, is_valid_tau, soft_update, soft_update_if_valid
 
 NO_OPTIMIZER = "these copies have no optimizer; create them with optimizer=..."
 
@@ -256,7 +256,7 @@ class NetworkCopies:
         Raises:
             ValueError: there is no target, or a tau is outside [0, 1].
         """
-        self.variables("target")
+        self._stored("target")
         assert self.target_count is not None, "there is a target"
         target, valid = soft_update_if_valid(self.online, self.target, tau, stats_tau, key=key)
         count = dataclasses.replace(self.target_count, skipped=saturating_add(self.target_count.skipped, ~valid))
@@ -265,12 +265,14 @@ class NetworkCopies:
     def update_online(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Online ← online + τ · (shared - online) now; see `soft_update`.
 
+        If a traced tau is outside [0, 1], the online copy and its `version` are unchanged.
+
         Raises:
-            ValueError: there is no shared copy, or a tau is outside [0, 1].
+            ValueError: there is no shared copy, the trees differ, or a tau is outside [0, 1].
         """
-        self.variables("shared")
-        online = soft_update(self._shared.variables, self.online, tau, stats_tau=stats_tau, key=key)
-        return dataclasses.replace(self, online=online, version=self._shared.version)
+        online = soft_update(self._stored("shared"), self.online, tau, stats_tau=stats_tau, key=key)
+        version = jnp.where(is_valid_tau(tau), self._shared.version, self.version)
+        return dataclasses.replace(self, online=online, version=version)
 
     def follow(self, *, updates: Any = None, env_steps: Any = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Count updates and environment steps, and update shared → online, then online → target, if their periods have elapsed.
