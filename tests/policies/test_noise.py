@@ -228,8 +228,10 @@ def test_smoothed_action_on_a_bound_has_the_probability_of_the_bound():
     [
         (lambda: GaussianNoise(Inner({}, DISCRETE)), "GaussianNoise: some action must be a Box.*EpsilonGreedy"),
         (lambda: GaussianNoise(inner(), -0.1), r"GaussianNoise: scale must be a number in \[0, inf\)"),
+        (lambda: GaussianNoise(inner(), np.full(2, 0.1)), r"GaussianNoise: scale must be one number .*, got shape \(2,\)"),
         (lambda: OUNoise(Inner({}, DISCRETE)), "OUNoise: some action must be a Box"),
         (lambda: OUNoise(inner(), -1.0), "OUNoise: scale"),
+        (lambda: OUNoise(inner(), jnp.full(3, 0.1)), r"OUNoise: scale must be one number .*, got shape \(3,\)"),
         (lambda: OUNoise(inner(), theta=1.5), r"OUNoise: theta must be a number in \(0, 1\], got 1.5"),
         (lambda: ActionSmoothing(EpsilonGreedy(Inner({}, DISCRETE), 0.1)), "ActionSmoothing: some action must be a Box"),
         (lambda: ActionSmoothing(inner(), 0.0), r"ActionSmoothing: share must be a number in \(0, 1\], got 0.0"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.core.spaces import Box, Dict, EnvSpec, Leaf, Tuple, leaf_spaces, map_space
@@ -41,7 +42,7 @@ class GaussianNoise(PolicyWrapper):
         env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is not a policy or has no Box action, or `scale` is below 0.
+        TypeError, ValueError: `policy` is not a policy or has no Box action, or `scale` is below 0 or several numbers.
     """
 
     policy: PolicyWithSpec
@@ -50,7 +51,7 @@ class GaussianNoise(PolicyWrapper):
 
     def __post_init__(self) -> None:
         check_wrapped("GaussianNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
-        check_schedule("GaussianNoise", "scale", self.scale, above=-1.0, at_least=0)
+        _check_scale("GaussianNoise", self.scale)
         check_env_steps(self)
 
     def distribution(self, time_step: TimeStep, carry: PyTree = ()) -> tuple[Distribution, PyTree]:
@@ -125,7 +126,8 @@ class OUNoise(PolicyWrapper):
         env_steps: the argument of the schedule.
 
     Raises:
-        TypeError, ValueError: `policy` is not a policy or has no Box action, `scale` is below 0, or `theta` not in (0, 1].
+        TypeError, ValueError: `policy` is not a policy or has no Box action, `scale` is below 0 or several numbers, or `theta`
+            not in (0, 1].
 
     Source: Lillicrap et al. 2016, arXiv:1509.02971, section 7, whose θ and scale are the defaults.
     """
@@ -137,7 +139,7 @@ class OUNoise(PolicyWrapper):
 
     def __post_init__(self) -> None:
         check_wrapped("OUNoise", self.policy, (Box,), every=False, instead="take EpsilonGreedy or Boltzmann")
-        check_schedule("OUNoise", "scale", self.scale, above=-1.0, at_least=0)
+        _check_scale("OUNoise", self.scale)
         check_settings(self)
         check_env_steps(self)
 
@@ -239,6 +241,15 @@ class ActionSmoothing(PolicyWrapper):
 
     def _boxes(self, action: PyTree) -> PyTree:
         return map_space(lambda leaf, x: x if isinstance(leaf, Box) else (), self.spec.action, action)
+
+
+def _check_scale(owner: str, scale: Any) -> None:
+    check_schedule(owner, "scale", scale, above=-1.0, at_least=0)
+    if np.ndim(scale) > 0:
+        raise ValueError(
+            f"{owner}: scale must be one number or a schedule, of all actions and environments, got shape {np.shape(scale)}; "
+            'with action_scaling="rescale" every action is in [-1, 1]'
+        )
 
 
 def _noise_distribution(spec: EnvSpec, centre: PyTree, shift: PyTree, scale: Float[Array, "*B"]) -> Distribution:
