@@ -79,6 +79,14 @@ def test_bad_priorities_are_rejected_and_counted(bad):
     np.testing.assert_allclose(after[2], 3.0**0.6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (1,), ()])
+def test_errors_of_another_shape_are_rejected(shape, unchecked):
+    """`[N, 1]`, as of a network with one output, would give every row the largest priority."""
+    replay, state = five_transitions()
+    with pytest.raises(ValueError, match=r"PrioritizedReplay: td_error must have the shape \(2,\) of index, got \("):
+        replay.set_priorities(state, jnp.array([1, 2]), jnp.ones(shape))
+
+
 def test_rows_without_priority_and_rows_that_only_reset_are_never_drawn():
     replay = PrioritizedReplay(64, eps=0.0)
     state = filled_with(replay, stream(np.ones(20), terminated=[5], truncated=[11]))

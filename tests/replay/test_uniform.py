@@ -150,7 +150,7 @@ def test_another_layout_starts_an_empty_replay(changed):
     assert transitions == {(1000 * env + t, 1000 * env + t + 1) for env in range(envs) for t in range(steps)}
 
 
-def test_arrays_must_be_those_of_the_replay():
+def test_arrays_must_be_those_of_the_replay(unchecked):
     replay, state = filled(stream(np.ones(3)))
     rollout = next(iter(rollouts_of(stream(np.ones(2)), 1)))
     wide = dataclasses.replace(rollout.time_steps, obs=jnp.zeros((2, 1, 3)))
@@ -158,6 +158,9 @@ def test_arrays_must_be_those_of_the_replay():
         replay.add(state, Rollout(wide, rollout.actions))
     with pytest.raises(ValueError, match=r"action must be int32\[\], got float32\[\]"):
         replay.add(state, Rollout(rollout.time_steps, rollout.actions.astype(jnp.float32)))
+    whole = dataclasses.replace(rollout.time_steps, reward=jnp.ones((2, 1), jnp.int32))
+    with pytest.raises(ValueError, match=r"reward must be float32\[\], got int32\[\]"):
+        replay.add(state, Rollout(whole, rollout.actions))
 
 
 def test_each_observation_is_stored_once():

@@ -153,7 +153,12 @@ class PrioritizedReplay(Replay):
 
         Rows that are no transitions keep priority 0. A row that was drawn twice gets the larger priority. A TD error that is
         NaN, infinite or negative is rejected and counted: its row keeps its priority. See `Replay.set_priorities`.
+
+        Raises:
+            ValueError: `td_error` has another shape than `index`.
         """
+        if td_error.shape != index.shape:
+            raise ValueError(f"PrioritizedReplay: td_error must have the shape {index.shape} of index, got {td_error.shape}")
         priorities: Priorities = state.priorities
         is_accepted = jnp.isfinite(td_error) & (td_error >= 0)
         size = jnp.where(is_accepted, td_error, 0.0) + jnp.asarray(self.eps, jnp.float32)

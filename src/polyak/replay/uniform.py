@@ -20,7 +20,7 @@ from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_ca
 # Independent draws of each sample until one is a transition. Where one row in 20 only resets, all four miss once in 160,000.
 DRAWS = 4
 
-_NAMES = ("obs", "action", "action_mask")
+_NAMES = ("obs", "action", "action_mask", "reward")
 
 
 class Steps(NamedTuple):
@@ -276,13 +276,13 @@ def _check_rows(rows: Any, stored: Any) -> None:
     """Check that a rollout has the arrays that the replay was created for.
 
     Args:
-        rows: with `obs`, `action` and `action_mask`, leaves `[T, B, ...]`.
+        rows: with `obs`, `action`, `action_mask` and `reward`, leaves `[T, B, ...]`.
         stored: the same names, leaves `[capacity, ...]`.
 
     Raises:
         ValueError: the first leaf that differs, with both shapes.
     """
-    got, wanted = (jax.tree_util.tree_leaves_with_path((tree.obs, tree.action, tree.action_mask)) for tree in (rows, stored))
+    got, wanted = (jax.tree_util.tree_leaves_with_path((x.obs, x.action, x.action_mask, x.reward)) for x in (rows, stored))
     if [path for path, _ in got] != [path for path, _ in wanted]:
         raise ValueError("Replay: observations, actions and masks must have the trees of the replay")
     for (path, x), (_, y) in zip(got, wanted, strict=True):
