@@ -188,6 +188,24 @@ def test_bad_data_are_one_error_that_names_the_array(changes, error, message):
         load(arrays(**changes), spec=SPEC)
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("truncated", "truncations"),
+        ("timeout", "timeouts"),
+        ("done", "dones"),
+        ("next_obs", "next_observations"),
+        ("final_observation", "final_observations"),
+        ("log_prob", "log_probs"),
+    ],
+)
+def test_an_array_with_nearly_the_name_of_a_missing_one_is_a_warning(name, wanted):
+    """Unread, it would join episodes into one."""
+    with pytest.warns(UserWarning, match=f"data.load: the array '{name}' is not read; is it {wanted}\\?"):
+        load(arrays(timeouts=None) | {name: np.zeros(N)}, spec=SPEC)
+    load(arrays(timeouts=None) | {"timesteps": np.zeros(N), "next_actions": np.zeros(N), 3: np.zeros(N)}, spec=SPEC)
+
+
 def test_data_of_another_environment_are_rejected(tmp_path):
     save(load(arrays(), spec=SPEC), tmp_path / "toy.npz")
     discrete = EnvSpec(SPEC.obs, Discrete(2), id="Other-v0")
