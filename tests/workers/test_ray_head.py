@@ -1,12 +1,15 @@
 """The start of a private Ray, with processes that are none: what ends it, and what its errors say."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +55,22 @@ def test_an_interrupted_start_leaves_no_process(step, error, heads, monkeypatch)
     with pytest.raises(error, match="of a test"):
         RayWorkers(1)
     assert [process.poll() for process in started] == [0], "its input was closed"
+
+
+def test_a_long_directory_of_temporary_files_is_not_used(heads, monkeypatch, tmp_path):
+    """Paths of Ray's sockets in it would be too long, as where TMPDIR is the directory of a job."""
+    found = []
+
+    def look(*_):
+        found.extend(Path("/tmp").glob(f"polyak-ray-{os.getpid()}-*"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ray_workers, "_read_line", look)
+    heads(["cat"])
+    with pytest.raises(KeyboardInterrupt):
+        RayWorkers(1)
+    assert len(found) == 1 and not found[0].exists() and not list(tmp_path.iterdir())
 
 
 def test_a_request_to_stop_ends_the_start(heads):

@@ -51,6 +51,9 @@ INLINE_BYTES = 100_000
 
 MIN_STORE_BYTES = 128 * 2**20
 
+MOST_DIRECTORY_BYTES = 13
+"""Longest path of a directory of temporary files for a private Ray, which appends up to 94 bytes."""
+
 PRIVATE_SETTINGS = {
     "RAY_AUTH_MODE": "token",
     # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
@@ -304,7 +307,7 @@ class RayWorkers:
         reason = ""
         for _ in range(START_TRIES):
             # Created here, so that the files of the head can be deleted however it ends.
-            self._directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getpid()}-")
+            self._directory = tempfile.mkdtemp(prefix=f"polyak-ray-{os.getpid()}-", dir=_short_directory())
             command = [sys.executable, "-m", "polyak.workers.ray_head", str(workers), str(store_bytes), self._directory]
             with tempfile.TemporaryFile() as log:
                 head = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -359,6 +362,12 @@ class _RayWorker:
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[WorkerWarning]]:
         """Call a method; returns its result, and the warnings since the last call."""
         return getattr(self._worker, method)(*arguments), self._warnings.take()
+
+
+def _short_directory() -> str:
+    """The directory of temporary files; /tmp if paths of Ray's sockets in it would exceed the 107 bytes of the system."""
+    directory = tempfile.gettempdir()
+    return directory if len(os.fsencode(directory)) <= MOST_DIRECTORY_BYTES else "/tmp"
 
 
 def set_private_environment() -> None:
