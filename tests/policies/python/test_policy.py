@@ -101,6 +101,8 @@ def test_an_estimators_predict_is_a_policy():
         (lambda: 0, {}, TypeError, r"must take \(obs.*, got \(\)"),
         (lambda a, b, c, d: 0, {}, TypeError, "must take"),
         (rule, {"on_error": "ignore"}, ValueError, "on_error"),
+        (rule, {"batched": "no"}, ValueError, "batched must be one of True, False, got 'no'"),
+        (rule, {"deterministic": 1}, ValueError, "deterministic must be one of True, False"),
         (rule, {"timeout": 0}, ValueError, "timeout"),
         (rule, {"bached": False}, TypeError, "did you mean 'batched'"),
         (rule, {"carry_spec": np.int32(0)}, ValueError, "carry_spec and info_spec are for"),

@@ -93,6 +93,9 @@ class PythonPolicy(NumPyMethods):
         check_env_spec("PythonPolicy", spec)
         check_choice("PythonPolicy", "on_error", on_error, ("raise", "clip"))
         check_number("PythonPolicy", "timeout", timeout, above=0, optional=True)
+        flags = {"batched": batched, "check": check, "deterministic": deterministic, "variables": variables}
+        for setting, value in flags.items():
+            check_choice("PythonPolicy", setting, value, (True, False))
         callee = PythonCallee(
             target,
             spec,
