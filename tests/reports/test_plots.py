@@ -145,13 +145,21 @@ def test_bad_arguments_are_errors_before_anything_is_read(runs, tmp_path):
         polyak.plot(runs, output=tmp_path / "file.svg")
 
 
+def test_a_curve_of_one_point_has_a_marker(tmp_path):
+    write_run(tmp_path / "0", linear_rows(1))
+    (line,) = polyak.plot(tmp_path).axes[0].get_lines()
+    assert line.get_marker() == "o" and len(line.get_xdata()) == 1
+
+
 def test_an_output_that_cannot_be_written_is_an_error(runs, monkeypatch, tmp_path):
-    def full(path, data):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    (tmp_path / "a.svg").write_text("the picture before")
+    monkeypatch.setattr("polyak.storage.files.os.fsync", full)
     with pytest.raises(OSError, match=r"plot: .*a.svg cannot be written: No space left on device"):
         polyak.plot(runs, output=tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text() == "the picture before" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_without_matplotlib_the_error_is_the_command_that_installs_it(runs, monkeypatch):

@@ -169,7 +169,7 @@ def _draw_curve(axes: Axes, curve: Curve, number: int, scale: float, *, has_othe
         curve.y,
         color=color,
         linewidth=1.2,
-        marker=marker if has_others else None,
+        marker=marker if has_others or len(x) == 1 else None,
         markersize=3.5,
         markerfacecolor="white",
         markeredgewidth=0.9,
