@@ -275,7 +275,7 @@ def _check_finite(step: int, bad: Sequence[str]) -> None:
     if bad:
         names = ", ".join(codec.leaf_name(path) for path in bad)
         raise CheckpointError(
-            f"step {step}: NaN or infinity in {names}; nothing was saved; pass allow_nonfinite=True to save it anyway"
+            f"step {step}: NaN or infinity in {names}; nothing was saved"
         )
 
 
