@@ -29,7 +29,7 @@ from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate
 from polyak.train.interrupt import Interrupt
 from polyak.train.no_step import explain_no_step
 from polyak.train.result import Result
-from polyak.train.summary import summary_line, write_summary
+from polyak.train.summary import format_return, summary_line, write_summary
 from polyak.train.tracking import tracked
 from polyak.train.video_callback import periodic_video
 from polyak.workers.asynchronous_loop import train_asynchronously
@@ -200,13 +200,13 @@ def report_event(run: Run | None, console: Screen, row: Mapping[str, Any], failu
 
 
 def finish(training: Training, result: Result, console: Screen) -> Result:
-    """Write the summary, and evaluate the policy unless training was stopped."""
+    """Write the summary, and evaluate the policy unless the training was interrupted or diverged."""
     run, env_steps = training.run, result.progress.env_steps
     with record_failure([training]) as (note_progress,):
         note_progress(result.progress, {}, None)
         _write_result(training, result)
-        if result.stopped is None and training.eval_episodes:
-            if _is_evaluated(training, env_steps):
+        if result.stopped in (None, "callback") and training.eval_episodes:
+            if _is_evaluated(training, result):
                 evaluation = result.evaluations.get(env_steps)  # None if its episodes did not end
             else:
                 evaluation = _evaluate(training, result, console)
@@ -225,6 +225,8 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     else:
         stopped = f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}"
         console.print_line(f"{stopped}; continue with: {resume_command(training)}")
+    if result.stopped is not None and result.evaluation is not None:
+        console.print_line(f"greedy return {format_return(result.evaluation)}")
     if run is not None and result.stopped is None:
         console.print_line(f"run: {run.directory}")
     return result
@@ -356,11 +358,12 @@ def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) ->
     return result
 
 
-def _is_evaluated(training: Training, env_steps: int) -> bool:
+def _is_evaluated(training: Training, result: Result) -> bool:
     """Return True if the periodic evaluation has already evaluated the last policy in the same episodes."""
-    config = training.config
+    config, env_steps = training.config, result.progress.env_steps
     has_trained = env_steps > training.start.env_steps
-    return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
+    was_due = config.eval_every is not None and (result.stopped is None or env_steps in result.evaluations)
+    return has_trained and was_due and config.eval_episodes == training.eval_episodes
 
 
 def _evaluate(training: Training, result: Result, console: Screen) -> Evaluation | None:
