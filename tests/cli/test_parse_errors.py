@@ -45,5 +45,9 @@ def test_warnings_and_the_width_of_the_terminal_stay(columns, monkeypatch, capsy
     with one_sentence():
         print("warning: old", file=sys.stderr)
     assert capsys.readouterr().err == "warning: old\n" and os.environ.get("COLUMNS") == columns
+    with pytest.raises(KeyError), one_sentence():
+        print("warning: old", file=sys.stderr)
+        raise KeyError
+    assert capsys.readouterr().err == "warning: old\n"
     with pytest.raises(SystemExit), one_sentence():
         sys.exit(0)

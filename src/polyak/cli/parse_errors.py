@@ -42,12 +42,13 @@ def one_sentence() -> Iterator[None]:
     try:
         with contextlib.redirect_stderr(printed):
             yield
-        sys.stderr.write(printed.getvalue())  # warnings
     except SystemExit as left:
         if not left.code:
             raise
-        raise ParseError(_sentence(printed.getvalue())) from None
+        text, printed = printed.getvalue(), io.StringIO()
+        raise ParseError(_sentence(text)) from None
     finally:
+        sys.stderr.write(printed.getvalue())  # warnings
         os.environ.pop("COLUMNS")
         os.environ |= {} if columns is None else {"COLUMNS": columns}
 
