@@ -21,6 +21,7 @@ from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import mesh_over, update_on
 from polyak.loops.metrics import as_numbers
 from polyak.networks.feedforward import MLP
+from polyak.reports.tags import healthy_curve
 from polyak.workers.worker_group import without_weight
 from tests.agents.rollouts import on_device, rollout, same_bits
 from tests.selection import quick
@@ -121,6 +122,7 @@ def test_advantages_are_those_of_a_slow_numpy_version():
     np.testing.assert_allclose(metrics["advantage"], 0.3 * wanted, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(metrics["train/intrinsic_reward"], reward.mean(), rtol=1e-4)
     np.testing.assert_allclose(metrics["train/intrinsic_return_std"], std, rtol=1e-4)
+    assert all(healthy_curve(tag) for tag in metrics if "intrinsic" in tag or "predictor" in tag)
     np.testing.assert_array_equal(metrics["reward"], data.reward)
     loss = metrics["train/intrinsic_value_loss"]
     np.testing.assert_allclose(loss.total / loss.count, 0.5 * np.square(wanted).mean(), rtol=1e-4)

@@ -61,6 +61,19 @@ GROUPS = (
         },
     ),
     TagGroup(
+        "Intrinsic reward",
+        {
+            "train/intrinsic_reward": "Healthy: it falls as the environment becomes known; what is new raises it.",
+            "train/intrinsic_return_std": "The standard deviation that intrinsic rewards are divided by.",
+            "train/intrinsic_error_std": "The standard deviation that the predictor's errors are divided by.",
+            "train/intrinsic_q": "Healthy: it falls with the intrinsic reward.",
+            "train/intrinsic_stats": "Healthy: 1 after the first updates; at 0 there are no intrinsic rewards.",
+            "train/intrinsic_skipped_steps": "Healthy: 0; it counts gradient steps that NaN or infinity made impossible.",
+            "train/predictor_loss": "Healthy: it falls as the environment becomes known.",
+            "train/intrinsic_value_loss": "Healthy: it falls and settles.",
+        },
+    ),
+    TagGroup(
         "Losses",
         {
             "train/loss": "Not a sign of learning by itself: look for jumps and for growth without end.",
