@@ -151,6 +151,12 @@ def test_each_environment_has_a_section(tmp_path):
     assert "None of these runs has a return yet." in page and "2:rollout/ep_rew_mean" in charts_of(page)
 
 
+def test_the_table_has_the_last_evaluation_of_a_run_without_a_summary(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"seed-{seed}", linear_rows(10, every=4), summary=False, seed=seed)
+    assert text_of(write(tmp_path)).count("1,008") == 2
+
+
 def test_the_others_of_many_groups_are_gray(tmp_path):
     for n in range(12):
         write_run(tmp_path / f"runs/{n}", linear_rows(5, slope=n), agent={"gamma": 0.9 + n / 1000})

@@ -124,7 +124,8 @@ def _last_row(samples: Samples, name: str) -> dict[str, float]:
     columns = samples.columns.get(name)
     if columns is None or not len(columns[ENV_STEPS]):
         return {}
-    last = {tag: float(values[-1]) for tag, values in columns.items()}
+    finite = {tag: values[np.isfinite(values)] for tag, values in columns.items()}
+    last = {tag: float(values[-1]) for tag, values in finite.items() if len(values)}
     return last | {"seconds": float(elapsed_seconds(columns)[-1])}
 
 
