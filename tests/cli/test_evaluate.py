@@ -3,8 +3,10 @@ import shutil
 
 import pytest
 
+import polyak
 from polyak.train.evaluation import evaluate_policy
 from polyak.train.statistics import seed_statistics
+from polyak.train.summary import format_return
 from tests.cli.processes import edit_config
 
 
@@ -19,6 +21,14 @@ def test_the_same_seed_gives_the_same_episodes_and_another_one_others(run, comma
     first, again, other = (command(f"evaluate run --episodes 5 --seed {seed}")[1] for seed in (7, 7, 8))
     assert first == again
     assert first != other
+
+
+def test_fewer_episodes_than_environments_in_jax_start_as_those_of_the_training(command, workdir):
+    settings = {"num_steps": 4, "num_epochs": 1, "num_minibatches": 1, "network": polyak.MLP((4,))}
+    options = {"env_steps": 16, "num_envs": 4, "eval_episodes": 2, "progress": False}
+    result = polyak.train.run("ppo", "jax/CartPole-v1", settings=settings, run_dir=workdir / "jax", **options)
+    said = command("evaluate jax --episodes 2")[1]
+    assert f"greedy return {format_return(result.evaluation)} " in said
 
 
 def test_it_leaves_the_run_as_it_was(run, command, workdir):

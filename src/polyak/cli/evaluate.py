@@ -22,6 +22,7 @@ from polyak.core.printing import format_number
 from polyak.core.suggestions import escape_control
 from polyak.core.text_table import NOTHING, align_table
 from polyak.core.types import Env, HostEnv, Policy, PyTree
+from polyak.envs.constructors import is_in_jax
 from polyak.loops.evaluate import Evaluation, UnendedEpisodes
 from polyak.loops.loop import check_spec
 from polyak.runs import RunConfig, check_seed, open_checkpoints, restore_policy
@@ -117,7 +118,9 @@ class _Task:
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run, checkpoints = open_checkpoints(directory)
     user_run = read_user_run(run, flags.user, flags.imports)
-    envs = [user_run.make_env(min(user_run.config.num_envs, flags.episodes))]
+    # As in the evaluation at the end of the training: in JAX, initial states depend on the number of environments.
+    num_envs = user_run.config.num_envs
+    envs = [user_run.make_env(num_envs if is_in_jax(user_run.source.id) else min(num_envs, flags.episodes))]
     try:
         config = with_agent(run, user_run.config, flags.user, envs[0].spec)
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)
