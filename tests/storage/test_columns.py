@@ -156,6 +156,20 @@ def test_growing_columns_are_those_of_the_whole_file_at_every_moment(tmp_path):
     assert growing.read() is growing.read()
 
 
+@pytest.mark.parametrize("every", [40, 1])
+def test_growing_columns_keep_the_evaluations_of_a_long_file_if_they_are_few(tmp_path, every):
+    path = tmp_path / "metrics.jsonl"
+    growing = GrowingColumns(path, max_rows=10)
+    for n in range(1, 200):
+        with path.open("a") as file:
+            file.write(f'{{"env_steps": {n}, "eval/mean_reward": {"null" if n % every else n}}}\n')
+        columns = growing.read()
+        assert columns["env_steps"][-1] == n and len(columns["env_steps"]) <= 20
+    if every == 40:
+        for rewards in (columns["eval/mean_reward"], GrowingColumns(path, max_rows=10).read(40)["eval/mean_reward"]):
+            assert rewards[~np.isnan(rewards)].tolist() == [40, 80, 120, 160]
+
+
 def test_growing_columns_keep_some_rows_of_a_long_file_and_begin_anew_with_a_replaced_one(tmp_path):
     path = tmp_path / "metrics.jsonl"
     growing = GrowingColumns(path, max_rows=10)

@@ -105,7 +105,8 @@ def _read(name: str, path: Path, known: LiveRun | None) -> tuple[LiveRun, bool]:
         return run, False
     try:
         record = read_record(path, name) if has_changed or run.record is None else run.record
-        return replace(run, stamp=stamp, metrics_stamp=metrics, record=record, columns=run.growing.read(), error=""), True
+        columns = run.growing.read(record.eval_every)
+        return replace(run, stamp=stamp, metrics_stamp=metrics, record=record, columns=columns, error=""), True
     except RunError as error:
         return replace(run, stamp=stamp, metrics_stamp=metrics, columns=None, error=str(error)), True
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from polyak.core.suggestions import unknown_name
 from polyak.core.tags import RETURN
 from polyak.storage.checkpoint import steps
-from polyak.storage.columns import ENV_STEPS, Columns, read_columns, read_last_row
+from polyak.storage.columns import ENV_STEPS, EVALUATION, Columns, read_columns, read_last_row
 from polyak.storage.lock import is_locked
 from polyak.storage.run_directory import CONFIG, LOCK, SUMMARY, SYSTEM, Run, RunError, open_run
 from polyak.storage.run_files import read_object
@@ -32,9 +32,6 @@ callback. `"diverged"`, `"failed"`: by an error, which the summary names. `"kill
 
 Settings = Mapping[str, Any]
 """Settings by name, each a number, a bool, a text, None or a list of these."""
-
-EVALUATION = "eval/"
-"""Prefix of the tags of evaluations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +117,7 @@ class RunRecord:
         if self.memory is not None:
             return {tag: column for tag, column in self.memory.items() if tags is None or tag in (ENV_STEPS, *tags)}
         has_evaluations = tags is None or any(tag.startswith(EVALUATION) for tag in tags)
-        every = self._eval_every if has_evaluations else None
+        every = self.eval_every if has_evaluations else None
         columns = read_columns(self._run.metrics, tags=tags, max_rows=max_rows, every=every)
         self._check_exists()
         return columns
@@ -200,7 +197,8 @@ class RunRecord:
         return f"RunRecord({self.name!r}, {self.algorithm} {self.env}, seed {self.seed}, {self.status})"
 
     @property
-    def _eval_every(self) -> int | None:
+    def eval_every(self) -> int | None:
+        """The env_steps between evaluations during training; None without any."""
         every = self.config.get("eval_every")
         return every if type(every) is int and every > 0 else None
 

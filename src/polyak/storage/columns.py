@@ -16,6 +16,9 @@ from polyak.storage.run_files import RunError, read_complete_lines, read_row
 
 ENV_STEPS = "env_steps"
 
+EVALUATION = "eval/"
+"""Prefix of the tags of evaluations."""
+
 MAX_TAGS = 10_000
 """Maximum number of tags of a metrics file."""
 
@@ -73,8 +76,8 @@ def read_last_row(path: Path) -> dict[str, Any] | None:
 class GrowingColumns:
     """The columns of a metrics file that another process writes: `read` parses the rows that were added since the last call.
 
-    Of a long file evenly spaced rows are kept, `max_rows` to twice as many. A file that was replaced or has become shorter, as
-    at a resumption, is read anew.
+    Of a long file evenly spaced rows are kept, `max_rows` to twice as many, and those with an evaluation, as far as they are
+    fewer than the others. A file that was replaced or has become shorter, as at a resumption, is read anew.
     """
 
     def __init__(self, path: Path, *, max_rows: int) -> None:
@@ -82,8 +85,11 @@ class GrowingColumns:
         self._columns: Columns = {ENV_STEPS: np.zeros(0)}
         self._inode, self._end = 0, 0
 
-    def read(self) -> Columns:
+    def read(self, every: int | None = None) -> Columns:
         """Return the columns of the complete lines.
+
+        Args:
+            every: env_steps between evaluations; see `read_columns`.
 
         Raises:
             RunError: a line is damaged, or the file cannot be read.
@@ -94,7 +100,7 @@ class GrowingColumns:
                 if (status.st_ino, status.st_size) == (self._inode, self._end):
                     return self._columns
                 is_new = status.st_ino != self._inode or status.st_size < self._end
-                self._read_from(file.fileno(), 0 if is_new else self._end, status.st_size)
+                self._read_from(file.fileno(), 0 if is_new else self._end, status.st_size, every)
                 self._inode = status.st_ino
         except FileNotFoundError:
             self._columns, self._inode, self._end = {ENV_STEPS: np.zeros(0)}, 0, 0
@@ -102,11 +108,11 @@ class GrowingColumns:
             raise RunError(f"{self._path}: {error}") from error
         return self._columns
 
-    def _read_from(self, descriptor: int, start: int, size: int) -> None:
+    def _read_from(self, descriptor: int, start: int, size: int, every: int | None) -> None:
         last = _read_last_line(descriptor) if size > start else None
         end = start if last is None else last[0] + len(last[1]) + 1
         if start == 0:
-            self._columns = read_columns(self._path, max_rows=self._max_rows)
+            self._columns = read_columns(self._path, max_rows=self._max_rows, every=every)
         elif end > start:
             lines = os.pread(descriptor, end - start, start).split(b"\n")[:-1]
             rows = _parse_lines(lines, ["a new line"] * len(lines), self._path)
@@ -116,9 +122,20 @@ class GrowingColumns:
             self._columns = _append(self._columns, to_columns(rows, None, self._path))
         self._end = end
         if len(self._columns[ENV_STEPS]) > 2 * self._max_rows:
-            count = len(self._columns[ENV_STEPS])
-            rows_left = np.append(np.arange(0, count - 1, 2), count - 1)
-            self._columns = {tag: values[rows_left] for tag, values in self._columns.items()}
+            self._columns = _thin(self._columns)
+
+
+def _thin(columns: Columns) -> Columns:
+    """Leave out every second row, but for the last one and those with an evaluation, if these are fewer than the others."""
+    count = len(columns[ENV_STEPS])
+    is_left = np.zeros(count, bool)
+    for tag, values in columns.items():
+        is_left |= ~np.isnan(values) if tag.startswith(EVALUATION) else False
+    if 2 * is_left.sum() >= count:
+        is_left[:] = False
+    others = np.flatnonzero(~is_left)
+    is_left[[*others[::2], count - 1]] = True
+    return {tag: values[is_left] for tag, values in columns.items()}
 
 
 def _append(columns: Columns, more: Columns) -> Columns:
