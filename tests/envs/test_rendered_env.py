@@ -39,6 +39,12 @@ def test_an_environment_without_images_is_named():
     for target in (lambda: gymnasium.make("CartPole-v1"), "GymV21Environment-v0"):
         with pytest.raises((ValueError, ImportError, TypeError)):
             make_rendered(EnvSource(target, {})).render()
+
+    class NotDrawn(type(gymnasium.make("Pendulum-v1").unwrapped)):
+        render = gymnasium.Env.render
+
+    with pytest.raises(ValueError, match=r"NotDrawn draws no images: its render\(\) is not implemented"):
+        make_rendered(EnvSource(NotDrawn, {})).render()
     assert not takes_render_mode(lambda: None) and takes_render_mode(make_pole) and takes_render_mode(lambda **all: None)
 
 

@@ -136,12 +136,15 @@ class SingleEnv:
         """Return the environment's image, and its frames per second or None.
 
         Raises:
-            ValueError: the environment was not created to return images.
+            ValueError: the environment was not created to return images, or has no method `render`.
         """
         mode = self.env.render_mode
         if mode != "rgb_array":
             raise ValueError(f"{self.name} draws no images: its render_mode must be 'rgb_array', got {mode!r}")
-        return self.env.render(), frames_per_second(self.env)
+        try:
+            return self.env.render(), frames_per_second(self.env)
+        except NotImplementedError as error:
+            raise ValueError(f"{self.name} draws no images: its render() is not implemented") from error
 
     def save(self) -> dict[str, Any] | None:
         """Return a snapshot as plain data, or None if the environment's state cannot be read."""
