@@ -274,9 +274,7 @@ def _remove_unlisted(root: Path) -> None:
 def _check_finite(step: int, bad: Sequence[str]) -> None:
     if bad:
         names = ", ".join(codec.leaf_name(path) for path in bad)
-        raise CheckpointError(
-            f"step {step}: NaN or infinity in {names}; nothing was saved"
-        )
+        raise CheckpointError(f"step {step}: NaN or infinity in {names}; nothing was saved")
 
 
 def _write(directory: Path, leaves: Sequence[tuple[Leaf, Any]], step: int, meta: dict[str, Any], finite: set[str]) -> None:
