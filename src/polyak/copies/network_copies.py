@@ -265,13 +265,15 @@ class NetworkCopies:
     def update_online(self, tau: Tau = 1.0, *, stats_tau: Tau = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":
         """Online ← online + τ · (shared - online) now; see `soft_update`.
 
-        If a traced tau is outside [0, 1], the online copy and its `version` are unchanged.
+        If a traced tau is outside [0, 1], the parameters and the `version` are unchanged.
 
         Raises:
             ValueError: there is no shared copy, the trees differ, or a tau is outside [0, 1].
         """
         online = soft_update(self._stored("shared"), self.online, tau, stats_tau=stats_tau, key=key)
-        version = jnp.where(is_valid_tau(tau), self._shared.version, self.version)
+        version = self._shared.version
+        if isinstance(tau, jax.Array):
+            version = jnp.where(is_valid_tau(tau), version, self.version)
         return dataclasses.replace(self, online=online, version=version)
 
     def follow(self, *, updates: Any = None, env_steps: Any = None, key: PRNGKeyArray | None = None) -> "NetworkCopies":

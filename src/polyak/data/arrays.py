@@ -128,7 +128,7 @@ def _required(owner: str, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], in
 
 def _warn_of_unread(owner: str, arrays: Mapping[str, Any]) -> None:
     """Warn of arrays whose names begin as one that may be missing, such as `truncated` in place of `truncations`."""
-    groups = (NEXT, FINAL), (LOG_PROB,), TRUNCATED, DONE
+    groups = (NEXT, FINAL), (LOG_PROB,), (*TRUNCATED, *DONE)
     missing = [name for group in groups if not any(name in arrays for name in group) for name in group]
     for name in missing:
         for key in arrays:

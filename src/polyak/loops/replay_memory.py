@@ -136,7 +136,7 @@ def warn_of_other_devices(agent: Agent, agent_state: PyTree, num_envs: int, devi
     layout = getattr(getattr(agent_state, agent.replay_field), "layout", (0, 0, 0))
     own = int(layout[1])
     if own and own * devices != num_envs:
-        emptied = f"with devices={devices} it starts empty, and learning waits until it is filled"
+        emptied = f"with devices={devices} it starts empty, and learning waits for learning_starts transitions"
         warn(f"train: resume_from has a replay of devices={num_envs // own}; {emptied}")
 
 

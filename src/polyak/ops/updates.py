@@ -179,7 +179,7 @@ def update_leaf(online: Any, target: Any, tau: float | Array, key: PRNGKeyArray 
     """
     is_traced = isinstance(tau, Array)
     if target is None or (not is_traced and tau == 0.0):
-        return None if target is None else jnp.asarray(target)
+        return target if target is None or isinstance(target, Array) else jnp.array(target)
     online, target = _on_same_devices(online, target)
     if not is_traced and tau == 1.0:
         return jnp.array(_cast_finite(online, target.dtype), copy=True)

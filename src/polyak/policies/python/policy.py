@@ -95,7 +95,7 @@ class PythonPolicy(NumPyMethods):
         check_number("PythonPolicy", "timeout", timeout, above=0, optional=True)
         flags = {"batched": batched, "check": check, "deterministic": deterministic, "variables": variables}
         for setting, value in flags.items():
-            check_choice("PythonPolicy", setting, value, (True, False))
+            check_choice("PythonPolicy", setting, bool(value) if isinstance(value, np.bool_) else value, (True, False))
         callee = PythonCallee(
             target,
             spec,
