@@ -214,21 +214,18 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
             _write_result(training, result)
     if result.diagnosis is not None:
         return result
-    reason = explain_no_step(training.config.agent, result.progress, result.metrics)
-    if reason is not None and result.stopped is None:
-        warn(f"{training.title}: {reason}")
     if result.stopped is None:
+        if (reason := explain_no_step(training.config.agent, result.progress, result.metrics)) is not None:
+            warn(f"{training.title}: {reason}")
         seconds = time.monotonic() - training.started_at if result.evaluations else None
         console.print_text(summary_line(training.title, result.progress, result.evaluation, seconds, training.config.unit))
-    elif run is None:
-        console.print_line(f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}")
+        if run is not None:
+            console.print_line(f"run: {run.directory}")
     else:
-        stopped = f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}"
-        console.print_line(f"{stopped}; continue with: {resume_command(training)}")
-    if result.stopped is not None and result.evaluation is not None:
-        console.print_line(f"greedy return {format_return(result.evaluation)}")
-    if run is not None and result.stopped is None:
-        console.print_line(f"run: {run.directory}")
+        advice = "" if run is None else f"; continue with: {resume_command(training)}"
+        console.print_line(f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}{advice}")
+        if result.evaluation is not None:
+            console.print_line(f"greedy return {format_return(result.evaluation)}")
     return result
 
 
