@@ -91,13 +91,17 @@ def check_eval_env(
     """Check that environments for evaluation fit the agent, are used, and differ from the training environments.
 
     Raises:
-        TypeError, ValueError: the environments do not fit, are never used, or are the training environments.
+        TypeError, ValueError: the environments do not fit, are never used, or are the training environments; or there are none,
+            and no copies can be made.
     """
+    is_evaluated = eval_every or eval_episodes
     if eval_env is None:
+        if is_evaluated and isinstance(env, HostEnv):
+            require_source(env)
         return
     check_made(owner, eval_env, "eval_env")
     check_spec(f"{owner}: eval_env", agent.spec, eval_env.spec)
-    if not (eval_every or eval_episodes):
+    if not is_evaluated:
         raise ValueError(f"{owner}: eval_env has no effect without evaluations; set eval_episodes")
     if eval_every and eval_env is env and isinstance(env, HostEnv):
         raise ValueError(f"{owner}: eval_env must not be env with eval_every: an evaluation would reset it within the training")

@@ -26,7 +26,7 @@ from polyak.train.agent_data import with_data
 from polyak.train.agent_settings import check_single_numbers
 from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import configure_devices, configure_devices_for_images, default_devices, is_jax_started
-from polyak.train.evaluation import check_eval_env, close_envs, require_source
+from polyak.train.evaluation import check_eval_env, close_envs
 from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
@@ -297,8 +297,6 @@ def prepare(
     eval_episodes = settings.eval_episodes if settings.eval_episodes is not None else EVAL_EPISODES if eval_every else 0
     check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
     check_eval_env("train.run", agent, env, eval_env, eval_every, eval_episodes)
-    if eval_episodes and eval_env is None and isinstance(env, HostEnv):
-        require_source(env)
     check_videos("train.run", env, settings)
     stored = None if source is None else storable(source)
     config = RunConfig(

@@ -29,7 +29,7 @@ from polyak.train.agent_settings import check_agent_settings, store_agent_settin
 from polyak.train.compilation_cache import compilation_cache as cached_programs
 from polyak.train.devices import configure_devices, is_jax_started
 from polyak.train.display import Screen
-from polyak.train.evaluation import check_eval_env, make_again, require_source
+from polyak.train.evaluation import check_eval_env, make_again
 from polyak.train.learners import as_learners, check_learners
 from polyak.train.new_training import close_if_made, with_goals
 from polyak.train.offline_resumption import check_offline, offline_resumption
@@ -115,8 +115,6 @@ def resume(
         episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
         try:
             check_eval_env("polyak.resume", config.agent, made, eval_env, config.eval_every, episodes)
-            if (episodes or config.eval_every) and eval_env is None and isinstance(made, HostEnv):
-                require_source(made)
             config = _with_env_steps(run, config, env_steps)
             training = prepare_resumption(run, config, made, force=force, learners=group, progress=progress)
             training = dataclasses.replace(training, eval_env=eval_env or training.eval_env, eval_episodes=episodes)
