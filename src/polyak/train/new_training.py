@@ -80,8 +80,7 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
         )
         start = Start(_in_new_envs(made, env, fields.resume_from), fields.env_steps_done)
         training = dataclasses.replace(training, start=start)
-        callbacks, progress, should_stop = fields.callbacks, fields.progress, fields.should_stop
-        return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
+        return run_training(training, callbacks=fields.callbacks, progress=fields.progress, should_stop=fields.should_stop)
 
 
 def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> LoopState | None:
@@ -222,11 +221,10 @@ def make_agent(
         check_agent(owner, agent)
         if settings:
             raise ValueError(f"{owner}: settings must be None where agent is made, got {settings!r:.80}; set its fields")
-        check_single_numbers(owner, agent)
-        return with_goals(agent, spec.goals)
-    agent, made_class = agent.lower(), known_class(owner, agent)
-    task = source.id if source is not None and isinstance(source.id, str) else spec.id
-    made: Agent = made_class(spec=spec, **preset(agent, task).settings(env_steps, settings))
+        made = with_goals(agent, spec.goals)
+    else:
+        task = source.id if source is not None and isinstance(source.id, str) else spec.id
+        made = known_class(owner, agent)(spec=spec, **preset(agent.lower(), task).settings(env_steps, settings))
     check_single_numbers(owner, made)
     return made
 
