@@ -17,8 +17,3 @@ def find_changes(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> tuple[npt
     is_changed = after != before
     is_lost = is_changed & (after.astype(np.float32) == before.astype(np.float32)) & (np.abs(after) >= LEAST)
     return is_changed, is_lost
-
-
-def are_lost(changed: Any, lost: Any) -> npt.NDArray[np.bool_]:
-    """Return True for entries of which float32 loses more than a tenth of the changes, from the numbers of both."""
-    return np.asarray(10 * lost > changed)

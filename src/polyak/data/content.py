@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.resolution import LEAST, are_lost, find_changes
+from polyak.core.resolution import LEAST, find_changes
 from polyak.core.space_check import FLOAT32_MAX, ArraySpec, obs_specs, range_error, read_leaves, to_array
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, Tuple, leaf_keys, map_space, unflatten
 from polyak.core.spec_difference import difference
@@ -109,8 +109,8 @@ def warn_of_lost_changes(name: str, spec: EnvSpec, obs: PyTree) -> None:
     for leaf, array in zip(obs_specs(spec.obs), read_leaves(name, obs_specs(spec.obs), obs), strict=True):
         if leaf.dtype != np.float32 or np.can_cast(array.dtype, np.float32) or not (np.abs(array) >= LEAST).any():
             continue
-        found = are_lost(*(x.sum(axis=0) for x in find_changes(array[:-1], array[1:])))
-        if found.any():
+        changed, lost = (x.sum(axis=0) for x in find_changes(array[:-1], array[1:]))
+        if (found := 10 * lost > changed).any():
             index = np.argwhere(found)[0].tolist()
             place = f" at {index}" if index else ""
             warn(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.resolution import are_lost, find_changes
+from polyak.core.resolution import find_changes
 from polyak.core.space_check import (
     FLOAT32_MAX,
     ArraySpec,
@@ -52,7 +52,7 @@ class ResolutionCheck:
             return
         is_changed, is_lost = find_changes(before, array)
         self.changed, self.lost = self.changed + is_changed, self.lost + is_lost
-        if self.steps < FIRST_STEPS or not (found := are_lost(self.changed, self.lost)).any():
+        if self.steps < FIRST_STEPS or not (found := 10 * self.lost > self.changed).any():
             return
         env, *index = np.argwhere(found)[0].tolist()
         place = f" at {index}" if index else ""
