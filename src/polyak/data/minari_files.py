@@ -134,6 +134,7 @@ def save_minari(data: DataSet, name: str) -> None:
         ImportError, ValueError: see `check_new_minari`.
     """
     check_new_minari("data.save", name, data.spec)
+    import gymnasium
     import minari
     from minari.data_collector import EpisodeBuffer
 
@@ -153,11 +154,10 @@ def save_minari(data: DataSet, name: str) -> None:
                 infos={},
             )
         )
-    env = _registered_env(data.spec)
     minari.create_dataset_from_buffers(
         name,
         buffers,
-        env=env,
+        env=data.spec.id if data.spec.id in gymnasium.registry else None,
         observation_space=to_gymnasium(data.spec.obs),
         action_space=to_gymnasium(data.spec.action),
         algorithm_name=data.name,
@@ -166,10 +166,3 @@ def save_minari(data: DataSet, name: str) -> None:
         code_permalink="unknown",
         jpeg_encoding=False,
     )
-
-
-def _registered_env(spec: EnvSpec) -> str | None:
-    """The name of the environment if Gymnasium has one of this name, which Minari stores."""
-    import gymnasium
-
-    return spec.id if spec.id in gymnasium.registry else None
