@@ -51,9 +51,6 @@ INLINE_BYTES = 100_000
 
 MIN_STORE_BYTES = 128 * 2**20
 
-MOST_DIRECTORY_BYTES = 13
-"""Longest path of a directory of temporary files for a private Ray, which appends up to 94 bytes."""
-
 PRIVATE_SETTINGS = {
     "RAY_AUTH_MODE": "token",
     # Without clusters, Ray takes the loopback address for the machine's, on Linux too.
@@ -365,9 +362,9 @@ class _RayWorker:
 
 
 def _short_directory() -> str:
-    """The directory of temporary files; /tmp if paths of Ray's sockets in it would exceed the 107 bytes of the system."""
+    """The directory of temporary files; /tmp if paths of sockets in it, to which Ray adds 94 bytes, would exceed 107 bytes."""
     directory = tempfile.gettempdir()
-    return directory if len(os.fsencode(directory)) <= MOST_DIRECTORY_BYTES else "/tmp"
+    return directory if len(os.fsencode(directory)) <= 107 - 94 else "/tmp"
 
 
 def set_private_environment() -> None:
