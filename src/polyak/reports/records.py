@@ -14,7 +14,7 @@ import numpy.typing as npt
 from polyak.core.suggestions import unknown_name
 from polyak.core.tags import RETURN
 from polyak.storage.checkpoint import steps
-from polyak.storage.columns import ENV_STEPS, EVALUATION, Columns, read_columns, read_last_row
+from polyak.storage.columns import ENV_STEPS, EVALUATION, Columns, has_evaluation, read_columns, read_last_row
 from polyak.storage.lock import is_locked
 from polyak.storage.run_directory import CONFIG, LOCK, SUMMARY, SYSTEM, Run, RunError, open_run
 from polyak.storage.run_files import read_object
@@ -146,10 +146,8 @@ class RunRecord:
     @cached_property
     def evaluations(self) -> Columns:
         """The evaluations during training (`eval_every`): `env_steps` and every tag `eval/...`; empty arrays without any."""
-        tags = [tag for tag in self.metrics if tag.startswith(EVALUATION)]
-        values = [~np.isnan(self.metrics[tag]) for tag in tags]
-        rows = np.any(values, axis=0) if values else np.zeros(len(self.metrics[ENV_STEPS]), bool)
-        return {tag: self.metrics[tag][rows] for tag in (ENV_STEPS, *tags)}
+        rows = has_evaluation(self.metrics)
+        return {tag: x[rows] for tag, x in self.metrics.items() if tag == ENV_STEPS or tag.startswith(EVALUATION)}
 
     @property
     def checkpoints(self) -> list[int]:

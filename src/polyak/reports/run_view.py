@@ -21,7 +21,7 @@ from polyak.reports.records import RunRecord
 from polyak.reports.statistics import Floats
 from polyak.reports.tags import EVAL_RETURN, group_tags, healthy_curve
 from polyak.reports.views import Cell, ChartGroup, Column, Row, RunView, Status, Table, Tile, TimePart, Video, number_cell
-from polyak.storage.columns import ENV_STEPS, Columns
+from polyak.storage.columns import ENV_STEPS, EVALUATION, Columns, has_evaluation
 from polyak.storage.files import read_bytes
 
 MAX_ROWS = 4_000
@@ -156,8 +156,8 @@ def _spent(record: RunRecord) -> list[TimePart]:
 
 
 def _evaluations(columns: Columns, unit: str) -> Table:
-    tags = [tag for tag in columns if tag.startswith("eval/")]
-    rows = np.flatnonzero(np.any([np.isfinite(columns[tag]) for tag in tags], axis=0)) if tags else np.zeros(0, int)
+    tags = [tag for tag in columns if tag.startswith(EVALUATION)]
+    rows = np.flatnonzero(has_evaluation(columns))
     if len(rows) > 200:
         rows = rows[np.linspace(0, len(rows) - 1, 200).astype(int)]
     names = {EVAL_RETURN: "mean return", "eval/mean_ep_length": "mean length", "eval/success_rate": "success rate"}

@@ -73,6 +73,12 @@ def read_last_row(path: Path) -> dict[str, Any] | None:
     return read_row(last[1], f"{path}, last line") if last else None
 
 
+def has_evaluation(columns: Columns) -> npt.NDArray[np.bool_]:
+    """Return True for each row with an evaluation."""
+    has_values = [~np.isnan(values) for tag, values in columns.items() if tag.startswith(EVALUATION)]
+    return np.any(has_values, axis=0) if has_values else np.zeros(len(columns[ENV_STEPS]), bool)
+
+
 class GrowingColumns:
     """The columns of a metrics file that another process writes: `read` parses the rows that were added since the last call.
 
@@ -127,14 +133,11 @@ class GrowingColumns:
 
 def _thin(columns: Columns) -> Columns:
     """Leave out every second row, but for the last one and those with an evaluation, if these are fewer than the others."""
-    count = len(columns[ENV_STEPS])
-    is_left = np.zeros(count, bool)
-    for tag, values in columns.items():
-        is_left |= ~np.isnan(values) if tag.startswith(EVALUATION) else False
-    if 2 * is_left.sum() >= count:
+    is_left = has_evaluation(columns)
+    if 2 * is_left.sum() >= len(is_left):
         is_left[:] = False
     others = np.flatnonzero(~is_left)
-    is_left[[*others[::2], count - 1]] = True
+    is_left[[*others[::2], -1]] = True
     return {tag: values[is_left] for tag, values in columns.items()}
 
 
