@@ -99,14 +99,9 @@ def compare_runs(
 def _run_table(records: Sequence[RunRecord], samples: Samples, choice: Choice) -> Table:
     settings = find_differences([record.settings for record in records])
     settings = [name for name in settings if name not in ("algorithm", "env")][:MAX_SETTINGS]
-    texts = ["run", "algorithm", "environment"]
+    texts = ["run", "algorithm", "environment", "status"]
     numbers = ["seed", unit_of(records), "return", "greedy return", "steps/s", "training time"]
-    columns = [
-        *map(Column, texts),
-        Column("status"),
-        *(Column(name, is_number=True) for name in numbers),
-        *map(Column, settings),
-    ]
+    columns = [*map(Column, texts), *(Column(name, is_number=True) for name in numbers), *map(Column, settings)]
     rows = [
         Row(
             _run_cells(record, _last_row(samples, record.name), settings),

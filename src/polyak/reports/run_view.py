@@ -108,13 +108,8 @@ def _tiles(record: RunRecord, columns: Columns, curves: Mapping[str, Curve]) -> 
         tiles.append(Tile("Greedy return", format_number(mean), f"{spread}{episodes or 0:,.0f} episodes at the end"))
     if RETURN in curves:
         returns = curves[RETURN]
-        tiles.append(
-            Tile(
-                "Training return",
-                format_number(float(returns.values[-1])),
-                f"best {format_number(float(returns.values.max()))}",
-            )
-        )
+        last, best = (format_number(float(value)) for value in (returns.values[-1], returns.values.max()))
+        tiles.append(Tile("Training return", last, f"best {best}"))
     done = float(columns[ENV_STEPS][-1]) if len(columns[ENV_STEPS]) else _number(summary, "env_steps") or 0.0
     wanted = record.config.get(ENV_STEPS)
     tiles.append(Tile("Steps", f"{done:,.0f}", f"of {wanted:,} {record.unit}" if type(wanted) is int else record.unit))
@@ -218,20 +213,20 @@ def _command(system: Mapping[str, Any]) -> str:
 def _command_note(record: RunRecord) -> str:
     if not _command(record.system):
         return "The command line of this run is unknown."
-    packages = record.system.get("packages")
-    version = packages.get("polyak") if isinstance(packages, Mapping) else None
-    text = "A run directory must be new: choose another --run-dir."
-    return (
-        f"{text} The run was made by polyak {version}, and repeats to the bit on the same machine and versions."
-        if version
-        else text
-    )
+    text, version = "A run directory must be new: choose another --run-dir.", _packages(record.system).get("polyak")
+    if not version:
+        return text
+    return f"{text} The run was made by polyak {version}, and repeats to the bit on the same machine and versions."
+
+
+def _packages(system: Mapping[str, Any]) -> Mapping[str, Any]:
+    packages = system.get("packages")
+    return packages if isinstance(packages, Mapping) else {}
 
 
 def _machine(system: Mapping[str, Any]) -> list[tuple[str, str]]:
-    packages = system.get("packages")
     rows = {name: value for name, value in system.items() if name not in ("packages", "command_line", "resumed")}
-    rows |= packages if isinstance(packages, Mapping) else {}
+    rows |= _packages(system)
     return [(str(name), setting_text(value)) for name, value in rows.items() if value is not None]
 
 
@@ -240,10 +235,8 @@ def _resumptions(system: Mapping[str, Any]) -> Table:
     rows = []
     for number, entry in enumerate(entries if isinstance(entries, list) else [], start=1):
         if isinstance(entry, Mapping):
-            packages = entry.get("packages")
-            version = packages.get("polyak") if isinstance(packages, Mapping) else None
-            texts = [_command(entry) or NOTHING, setting_text(version or NOTHING), setting_text(entry.get("system") or NOTHING)]
-            rows.append(Row([Cell(str(number)), *map(Cell, texts)]))
+            details = [setting_text(x or NOTHING) for x in (_packages(entry).get("polyak"), entry.get("system"))]
+            rows.append(Row([Cell(text) for text in (str(number), _command(entry) or NOTHING, *details)]))
     return Table("Resumptions", [Column("#"), Column("command"), Column("polyak"), Column("system")], rows)
 
 
