@@ -133,7 +133,7 @@ def _is_multiple(steps: Any, period: Any) -> Array:
     if isinstance(period, int) and period > jnp.iinfo(widest).max:
         return steps == 0
     size, divisor = _absolute(steps, widest), _absolute(period, widest)
-    return (period > 0) & (size % jnp.maximum(divisor, jnp.ones((), widest)) == 0)
+    return (period > 0) & (size % jnp.maximum(divisor, 1) == 0)
 
 
 def _absolute(value: Any, dtype: Any) -> Array:
