@@ -193,7 +193,7 @@ class RND(AdamSettings, BaseAgent):
 
     def collect_policy(self, state: RNDState) -> IntrinsicReturn:
         """The inner agent's exploring policy, which also sums intrinsic rewards."""
-        return IntrinsicReturn(self.agent.collect_policy(state.agent), self.distillation(state), self.intrinsic_gamma)
+        return IntrinsicReturn(self.agent.collect_policy(state.agent), self.intrinsic_gamma, self.distillation(state))
 
     def distillation(self, state: RNDState) -> Distillation:
         """The networks and statistics of the intrinsic reward."""

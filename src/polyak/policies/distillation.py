@@ -7,21 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float
 
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, map_space
 from polyak.core.struct import static, struct
-from polyak.core.types import Network, PolicyStep, PyTree, Scalar, TimeStep, Variables
+from polyak.core.types import Network, PyTree, TimeStep, Variables
 from polyak.networks.feedforward import MLP, FeedForward, NatureCNN
 from polyak.networks.heads import QValues
 from polyak.networks.layers import has_images
-from polyak.ops.distributions import Distribution
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import weighted_sum
 from polyak.ops.normalize import RunningStats, Weights
 from polyak.ops.returns import running_return_step
-from polyak.policies.predict import PolicyWithSpec
-from polyak.policies.wrapper import PolicyWrapper, inner_predict
+from polyak.policies.network_policy import DiscountedReturn
 
 
 @struct
@@ -89,7 +87,7 @@ class Distillation:
 
 
 @struct
-class IntrinsicReturn(PolicyWrapper):
+class IntrinsicReturn(DiscountedReturn):
     """The inner policy, with the discounted intrinsic return so far of each environment in its carry.
 
         R_t = i_t + γ R_{t-1}, also across episodes
@@ -97,31 +95,12 @@ class IntrinsicReturn(PolicyWrapper):
     In the carry it is sharded and saved with its environment.
     """
 
-    policy: PolicyWithSpec
     distillation: Distillation
-    gamma: Scalar
 
-    def initial_state(self, batch_size: int) -> PyTree:
-        """The inner carry, and zeros."""
-        return self.policy.initial_state(batch_size), jnp.zeros(batch_size, jnp.float32)
-
-    def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
-        """The inner distribution; the return includes the reward of the time step's observation."""
-        inner, discounted = carry
-        distribution, inner = self.policy.distribution(time_step, inner)
-        return distribution, (inner, self._next_return(time_step, discounted))
-
-    def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
-        """The inner policy's step, and the new return."""
-        inner, discounted = carry
-        step = self.policy.action(time_step, inner, key)
-        return PolicyStep(step.action, (step.carry, self._next_return(time_step, discounted)), step.info)
-
-    def _next_return(self, time_step: TimeStep, discounted: Float[Array, " B"]) -> Float[Array, " B"]:
+    def next_return(self, time_step: TimeStep, discounted: Float[Array, " B"]) -> Float[Array, " B"]:
+        """R_t of a time step, from R_{t-1}."""
         error, episode_begins = self.distillation.error(time_step.obs), jnp.zeros_like(time_step.first)
         return running_return_step(error, episode_begins, discounted, gamma=self.gamma)
-
-    predict = inner_predict
 
 
 def squared_error(network: Network, variables: Variables, obs: PyTree, features: Float[Array, "N K"]) -> Float[Array, " N"]:

@@ -12,7 +12,6 @@ from polyak.core.struct import static, struct
 from polyak.core.types import PolicyStep, PyTree, TimeStep
 from polyak.networks.actor import Actor
 from polyak.ops.distributions import Deterministic, Distribution
-from polyak.policies.distillation import IntrinsicReturn
 from polyak.policies.exploration import Boltzmann, EpsilonGreedy, RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn, Greedy, NetworkPolicy
 from polyak.policies.noise import ActionSmoothing, GaussianNoise, MixedNoise, OUNoise
@@ -145,7 +144,7 @@ def _calling_once(policy: PolicyWithSpec) -> PolicyWithSpec:
 def _find_valued(policy: Any, carry: PyTree = None) -> tuple[ValuedPolicy, PyTree] | None:
     """The policy within that has a value, and its part of the carry."""
     match policy:
-        case OUNoise() | MixedNoise() | ActionSmoothing() | DiscountedReturn() | IntrinsicReturn():
+        case OUNoise() | MixedNoise() | ActionSmoothing() | DiscountedReturn():
             return _find_valued(policy.policy, None if carry is None else carry[0])
         case Greedy() | EpsilonGreedy() | Boltzmann() | FreshNoise() | GaussianNoise() | RandomWarmStart() | WithInfo():
             return _find_valued(policy.policy, carry)

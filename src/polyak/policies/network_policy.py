@@ -158,16 +158,17 @@ class DiscountedReturn(PolicyWrapper):
 
     def distribution(self, time_step: TimeStep, carry: PyTree) -> tuple[Distribution, PyTree]:
         """The inner distribution; the return includes the time step's reward."""
-        inner, discounted = carry
-        distribution, inner = self.policy.distribution(time_step, inner)
-        return distribution, (inner, running_return_step(time_step.reward, time_step.first, discounted, gamma=self.gamma))
+        distribution, inner = self.policy.distribution(time_step, carry[0])
+        return distribution, (inner, self.next_return(time_step, carry[1]))
 
     def action(self, time_step: TimeStep, carry: PyTree, key: PRNGKeyArray) -> PolicyStep:
         """The inner policy's step, and the new return."""
-        inner, discounted = carry
-        step = self.policy.action(time_step, inner, key)
-        discounted = running_return_step(time_step.reward, time_step.first, discounted, gamma=self.gamma)
-        return PolicyStep(step.action, (step.carry, discounted), step.info)
+        step = self.policy.action(time_step, carry[0], key)
+        return PolicyStep(step.action, (step.carry, self.next_return(time_step, carry[1])), step.info)
+
+    def next_return(self, time_step: TimeStep, discounted: Float[Array, " B"]) -> Float[Array, " B"]:
+        """R_t of a time step, from R_{t-1}."""
+        return running_return_step(time_step.reward, time_step.first, discounted, gamma=self.gamma)
 
     predict = inner_predict
 
