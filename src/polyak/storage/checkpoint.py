@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -121,7 +121,8 @@ def save(
     must_be_finite = set() if allow_nonfinite else _subtree(leaves, finite)
     try:
         root.mkdir(mode=0o700, exist_ok=True)
-        with layout.lock_directory(root), _collect_garbage(root):
+        with layout.lock_directory(root), ExitStack() as stack:
+            stack.callback(_remove_unlisted, root)
             _check_conflicts(root, step, overwrite)
             if segmented is not None:
                 leaves = _write_segments(root, leaves, _path(segmented), step, must_be_finite)
@@ -249,16 +250,8 @@ def _write_segments(
     return written
 
 
-@contextmanager
-def _collect_garbage(root: Path) -> Iterator[None]:
-    """Remove segments that no checkpoint lists, after the block or its failure."""
-    try:
-        yield
-    finally:
-        _remove_unlisted(root)
-
-
 def _remove_unlisted(root: Path) -> None:
+    """Remove segments that no checkpoint lists."""
     # Only complete checkpoints list segments.
     paths = [path for path in layout.find(root).values() if layout.is_complete(path)]
     try:
