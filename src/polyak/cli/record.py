@@ -78,7 +78,10 @@ def record(arguments: list[str]) -> int:
         env_id, output, flags = _parse(arguments)
         keys = _keys(flags.keys)
         noop = None if flags.noop is None else _numbers("--noop", flags.noop)
-        _check(flags)
+        check_integer(OWNER, "--episodes", flags.episodes)
+        check_integer(OWNER, "--max-steps", flags.max_steps, optional=True)
+        check_seed(OWNER, "--seed", flags.seed)
+        check_fps(OWNER, flags.fps)
         for path in dict.fromkeys((output, _file_of(output))):
             check_new(OWNER, path, None)
         check_window(OWNER, ADVICE)
@@ -108,13 +111,6 @@ def _parse(arguments: Sequence[str]) -> tuple[str, str, RecordFlags]:
         "from it."
     )
     return words[0], words[1], parse(RecordFlags, flags, prog="polyak record ENV DATA", description=description)
-
-
-def _check(flags: RecordFlags) -> None:
-    check_integer(OWNER, "--episodes", flags.episodes)
-    check_integer(OWNER, "--max-steps", flags.max_steps, optional=True)
-    check_seed(OWNER, "--seed", flags.seed)
-    check_fps(OWNER, flags.fps)
 
 
 def _keys(words: Sequence[str]) -> KeyMap | None:
@@ -151,9 +147,8 @@ def _record(env: Env | HostEnv, output: str, keys: KeyMap | None, noop: Any, fla
     check_new(OWNER, output, env.spec)
     recording = _Recording(output, env)
     failure = None
-    name = env.spec.id
     with handle_signals(consequence="the running episode is lost") as signals:
-        with open_window(OWNER, name, ADVICE) as window:
+        with open_window(OWNER, env.spec.id, ADVICE) as window:
             pygame = window.pygame
             if keys is None and isinstance(env, GymnasiumEnv) and (own := env.keys_to_action()) is not None:
                 keys = named_keys(pygame, own, RESERVED)
