@@ -120,10 +120,10 @@ def copy_except_replay(agent: Agent, state: T) -> T:
 
 def move_to_one_device(state: T) -> T:
     """Move the loop's state to one device: it may be on several, or its replay in host memory after `replay_on="host"`."""
-    loop_state: Any = state
-    arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
-    if len(set[jax.Device]().union(*(array.devices() for array in arrays))) == 1:
+    devices = {device for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    if len(devices) == 1:
         return state
+    loop_state: Any = state
     moved: T = jax.device_put(state, min(loop_state.key.devices(), key=lambda device: device.id))
     return moved
 
