@@ -108,7 +108,7 @@ def study(
     dimensions = read_space(task.algorithm, space)
     options = {**dataclasses.asdict(task), "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
     options["space"] = to_json(dimensions)
-    path, say = Path(directory), print if progress else _say_nothing
+    path, say = Path(directory), print if progress else lambda text: None
 
     from polyak.studies.optuna_study import build_study, quiet_optuna, rank_settings
 
@@ -145,10 +145,6 @@ def _check_counts(trials: int, seeds: int, workers: int, fresh_seeds: int) -> No
     check_integer("study", "seeds", seeds)
     check_integer("study", "workers", workers, at_most=MAX_WORKERS)
     check_integer("study", "fresh_seeds", fresh_seeds, at_least=0)
-
-
-def _say_nothing(text: str) -> None:
-    pass
 
 
 def _make_task(
