@@ -31,11 +31,7 @@ TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evalu
 def run_to_exit_code(training: Training) -> int:
     """Train and evaluate in a run directory; returns the exit code."""
     console = Screen()
-
-    def start(should_stop: Callable[[], bool]) -> list[Result]:
-        return [train_run(training, console, (), should_stop)]
-
-    return _run([training], start, console)
+    return _run([training], lambda should_stop: [train_run(training, console, (), should_stop)], console)
 
 
 def run_in_parallel(trainings: Sequence[Training]) -> int:
