@@ -175,14 +175,10 @@ def with_workers(config: RunConfig, workers: int | Workers | None) -> tuple[RunC
         if workers not in (None, 0):
             raise ValueError(f"polyak.resume: workers={workers} requires a host loop; this run uses the compiled loop")
         return config, None
-    if workers is None:
-        split = Workers(config.workers) if config.workers else None
-    elif isinstance(workers, int) and workers == 0:
-        split = None
-    else:
-        split = as_workers("polyak.resume", workers)
-    if split is None:
+    wanted = config.workers if workers is None else workers
+    if wanted is None or (isinstance(wanted, int) and wanted == 0):
         return dataclasses.replace(config, loop="host", workers=None, lag=0), None
+    split = as_workers("polyak.resume", wanted)
     default = options_of(config)
     if default.min_workers is not None:
         # The run may have more workers.
