@@ -975,8 +975,8 @@ MUTATIONS = (
     ),
     Mutation(
         "train/callbacks.py",
-        "return metrics.get(tag, -np.inf) < reward",
-        "return metrics.get(tag, -np.inf) <= reward",
+        "return not metrics.get(tag, -np.inf) >= reward",
+        "return not metrics.get(tag, -np.inf) > reward",
         ("train/test_callbacks.py::test_training_stops_when_the_reward_is_reached",),
     ),
     Mutation(
