@@ -87,7 +87,7 @@ def test_the_status_follows_from_the_summary(run, summary, status):
 def test_a_run_that_is_written_is_read_as_far_as_it_goes(run):
     with open_run(run, write=True) as writer:
         record = polyak.load_run(run)
-        assert record.status == "training"
+        assert (record.status, record.summary) == ("training", None)
         writer.append_metrics({"env_steps": 2100, "rollout/ep_rew_mean": 7.0})
         with writer.metrics.open("a") as file:
             file.write('{"env_steps": 2200, "rollout/ep_r')

@@ -77,18 +77,6 @@ def test_early_stopping_ends_a_training():
     # The first evaluation comes after a fifth of the training.
     result = polyak.train.run(agent, env, env_steps=400, eval_every=200, callbacks=[callbacks.stop_at_reward(1)])
     assert result.stopped == "callback" and list(result.evaluations) == [result.progress.env_steps]
-    assert result.evaluation is result.evaluations[result.progress.env_steps]
-
-
-@pytest.mark.parametrize("eval_every", [None, 300])
-def test_the_policy_is_evaluated_where_a_callback_has_stopped_the_training(eval_every, tmp_path):
-    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
-    agent = polyak.PPO(spec=env.spec, num_steps=8, num_epochs=1, num_minibatches=1, network=polyak.MLP((4,)))
-    options = {"eval_every": eval_every, "eval_episodes": 2, "run_dir": tmp_path / "run"}
-    result = polyak.train.run(agent, env, env_steps=400, callbacks=[lambda *_: False], **options)
-    assert result.stopped == "callback" and not result.evaluations
-    summary = polyak.load_run(tmp_path / "run").summary
-    assert summary["stopped"] == "callback" and summary["eval_mean_return"] == result.evaluation.mean_return
 
 
 @pytest.mark.parametrize("log_to", [callbacks.log_to_wandb, callbacks.log_to_trackio])

@@ -172,7 +172,6 @@ def test_a_key_that_is_an_int_is_rejected_by_name(unchecked):
         ({"checkpoint_every": 10, "report_every": 20}, "checkpoint_every=10 must be at least report_every=20"),
         ({"checkpoint_replay": False}, "checkpoint_replay=False: PPO has no replay; leave it out"),
         ({"eval_every": 10, "eval_episodes": 0}, "eval_episodes must be an integer >= 1, got 0"),
-        ({"eval_env": jax_env()}, "eval_env has no effect without evaluations; set eval_episodes"),
         ({"env_steps_done": 32}, "env_steps_done=32 needs resume_from"),
     ],
 )

@@ -118,9 +118,9 @@ class _Task:
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run, checkpoints = open_checkpoints(directory)
     user_run = read_user_run(run, flags.user, flags.imports)
-    # As in the evaluation at the end of the training: in JAX, initial states depend on the number of environments.
-    num_envs = user_run.config.num_envs
-    envs = [user_run.make_env(num_envs if is_in_jax(user_run.source.id) else min(num_envs, flags.episodes))]
+    # In JAX initial states depend on the number of environments: for as many episodes as at the training's end, it is the same.
+    num_envs, is_final = user_run.config.num_envs, flags.episodes == user_run.config.episodes_at_end(0)
+    envs = [user_run.make_env(num_envs if is_final and is_in_jax(user_run.source.id) else min(num_envs, flags.episodes))]
     try:
         config = with_agent(run, user_run.config, flags.user, envs[0].spec)
         check_spec("polyak evaluate", config.agent.spec, envs[0].spec)

@@ -46,7 +46,7 @@ class RunRecord:
         name: name of the directory, or its path relative to the directory of several runs.
         config: content of `config.json`.
         system: content of `system.json`: versions, machine and command line.
-        summary: content of `summary.json`; None if the run has none yet.
+        summary: content of `summary.json`; None if the run has none yet, or trains on after it was resumed.
         status: see `polyak.reports.records.Status`.
         memory: the metrics of a training without a run directory, which are not read from a file.
     """
@@ -243,6 +243,8 @@ def read_record(path: Path, name: str | None) -> RunRecord:
         read_object(run.directory / file) if os.path.lexists(run.directory / file) else None for file in (SYSTEM, SUMMARY)
     )
     status = _read_status(run, config, summary)
+    if status == "training":
+        summary = None  # of before the run was resumed
     return RunRecord(run.directory, run.directory.name if name is None else name, config, system or {}, summary, status)
 
 

@@ -174,8 +174,8 @@ def _describe(record: RunRecord, differences: Sequence[str]) -> dict[str, Any]:
 
 def _result(record: RunRecord) -> dict[str, Any]:
     summary, last = record.summary or {}, _read_or_warn(record, RunRecord.read_last_metrics) or {}
-    # A summary is older than the metrics while a resumed run trains, or after it was killed.
-    is_newest = record.status != "training" and not _is_less(summary.get(ENV_STEPS), last.get(ENV_STEPS))
+    # A summary is older than the metrics after a resumed run was killed.
+    is_newest = not _is_less(summary.get(ENV_STEPS), last.get(ENV_STEPS))
     env_steps = summary.get(ENV_STEPS) if record.summary is not None and is_newest else last.get(ENV_STEPS)
     own = {"status": record.status, ENV_STEPS: env_steps, "return": last.get(RETURN)}
     return own | {name: summary.get(name) if is_newest else None for name in RESULTS}

@@ -132,13 +132,12 @@ class GrowingColumns:
 
 
 def _thin(columns: Columns) -> Columns:
-    """Leave out every second row, but for the last one and those with an evaluation, if these are fewer than the others."""
-    is_left = has_evaluation(columns)
-    if 2 * is_left.sum() >= len(is_left):
-        is_left[:] = False
-    others = np.flatnonzero(~is_left)
-    is_left[[*others[::2], -1]] = True
-    return {tag: values[is_left] for tag, values in columns.items()}
+    """Leave out every second row but the last; of those with an evaluation only if they are more than the others."""
+    is_evaluated = has_evaluation(columns)
+    evaluated, others = np.flatnonzero(is_evaluated), np.flatnonzero(~is_evaluated)
+    evaluated = evaluated[::2] if len(evaluated) > len(others) else evaluated
+    left = np.unique([*evaluated, *others[::2], len(is_evaluated) - 1])
+    return {tag: values[left] for tag, values in columns.items()}
 
 
 def _append(columns: Columns, more: Columns) -> Columns:

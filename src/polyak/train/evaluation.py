@@ -88,21 +88,18 @@ def close_envs(env: Env | HostEnv) -> None:
 def check_eval_env(
     owner: str, agent: Agent, env: Env | HostEnv, eval_env: Any, eval_every: int | None, eval_episodes: int
 ) -> None:
-    """Check that environments for evaluation fit the agent, are used, and differ from the training environments.
+    """Check that environments for evaluation fit the agent, and differ from the training environments.
 
     Raises:
-        TypeError, ValueError: the environments do not fit, are never used, or are the training environments; or there are none,
-            and no copies can be made.
+        TypeError, ValueError: the environments do not fit, or are the training environments; or there are none, and no
+            copies can be made.
     """
-    is_evaluated = eval_every or eval_episodes
     if eval_env is None:
-        if is_evaluated and isinstance(env, HostEnv):
+        if (eval_every or eval_episodes) and isinstance(env, HostEnv):
             require_source(env)
         return
     check_made(owner, eval_env, "eval_env")
     check_spec(f"{owner}: eval_env", agent.spec, eval_env.spec)
-    if not is_evaluated:
-        raise ValueError(f"{owner}: eval_env has no effect without evaluations; set eval_episodes")
     if eval_every and eval_env is env and isinstance(env, HostEnv):
         raise ValueError(f"{owner}: eval_env must not be env with eval_every: an evaluation would reset it within the training")
 

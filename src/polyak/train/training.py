@@ -29,7 +29,7 @@ from polyak.train.evaluation import PeriodicEvaluation, describe_limit, evaluate
 from polyak.train.interrupt import Interrupt
 from polyak.train.no_step import explain_no_step
 from polyak.train.result import Result
-from polyak.train.summary import format_return, summary_line, write_summary
+from polyak.train.summary import summary_line, write_summary
 from polyak.train.tracking import tracked
 from polyak.train.video_callback import periodic_video
 from polyak.workers.asynchronous_loop import train_asynchronously
@@ -200,13 +200,13 @@ def report_event(run: Run | None, console: Screen, row: Mapping[str, Any], failu
 
 
 def finish(training: Training, result: Result, console: Screen) -> Result:
-    """Write the summary, and evaluate the policy unless the training was interrupted or diverged."""
+    """Write the summary, and evaluate the policy unless training was stopped."""
     run, env_steps = training.run, result.progress.env_steps
     with record_failure([training]) as (note_progress,):
         note_progress(result.progress, {}, None)
         _write_result(training, result)
-        if result.stopped in (None, "callback") and training.eval_episodes:
-            if _is_evaluated(training, result):
+        if result.stopped is None and training.eval_episodes:
+            if _is_evaluated(training, env_steps):
                 evaluation = result.evaluations.get(env_steps)  # None if its episodes did not end
             else:
                 evaluation = _evaluate(training, result, console)
@@ -224,8 +224,6 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
     else:
         advice = "" if run is None else f"; continue with: {resume_command(training)}"
         console.print_line(f"stopped by {result.stopped} at {env_steps:,} {training.config.unit}{advice}")
-        if result.evaluation is not None:
-            console.print_line(f"greedy return {format_return(result.evaluation)}")
     return result
 
 
@@ -355,12 +353,11 @@ def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) ->
     return result
 
 
-def _is_evaluated(training: Training, result: Result) -> bool:
+def _is_evaluated(training: Training, env_steps: int) -> bool:
     """Return True if the periodic evaluation has already evaluated the last policy in the same episodes."""
-    config, env_steps = training.config, result.progress.env_steps
+    config = training.config
     has_trained = env_steps > training.start.env_steps
-    was_due = config.eval_every is not None and (result.stopped is None or env_steps in result.evaluations)
-    return has_trained and was_due and config.eval_episodes == training.eval_episodes
+    return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
 
 
 def _evaluate(training: Training, result: Result, console: Screen) -> Evaluation | None:
