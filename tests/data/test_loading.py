@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import polyak
-from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Tuple
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, Tuple
 from polyak.data import load, save
 from polyak.data.minari_files import from_episodes
 
@@ -44,6 +44,14 @@ def test_without_next_observations_the_last_step_before_a_time_limit_is_the_fina
     np.testing.assert_array_equal(data.episodes[0].obs[:3], arrays()["observations"][:3])
     np.testing.assert_array_equal(data.episodes[1].obs, arrays()["observations"][4:])
     np.testing.assert_allclose(data.action, arrays()["actions"][[0, 1, 2, 4]])
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8])
+def test_observations_of_multi_binary_are_bools_or_integers(dtype):
+    obs = np.arange(3 * N).reshape(N, 3) % 2
+    spec = EnvSpec(MultiBinary(3), Box(-1.0, 1.0, (1,)))
+    found = load(arrays(observations=obs.astype(dtype), actions=np.zeros((N, 1))), spec=spec).episodes[0].obs
+    np.testing.assert_array_equal(found[:3], obs[:3])
 
 
 def walking(start, size):

@@ -118,7 +118,7 @@ class _Task:
 def _load(directory: Path, flags: EvaluateFlags) -> _Task:
     run, checkpoints = open_checkpoints(directory)
     user_run = read_user_run(run, flags.user, flags.imports)
-    # In JAX initial states depend on the number of environments: for as many episodes as at the training's end, it is the same.
+    # In JAX initial states depend on the number of environments: the last evaluation is repeated with the number of the run.
     num_envs, is_final = user_run.config.num_envs, flags.episodes == user_run.config.episodes_at_end(0)
     envs = [user_run.make_env(num_envs if is_final and is_in_jax(user_run.source.id) else min(num_envs, flags.episodes))]
     try:

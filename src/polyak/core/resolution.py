@@ -13,7 +13,7 @@ LEAST = 2.0**14
 
 
 def find_changes(before: npt.NDArray[Any], after: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return the entries that change, and those of them, from 16,384 on, that do not change in float32."""
+    """Return which entries change, and which of them are at least `LEAST` in size and do not change in float32."""
     is_changed = after != before
     is_lost = is_changed & (after.astype(np.float32) == before.astype(np.float32)) & (np.abs(after) >= LEAST)
     return is_changed, is_lost

@@ -107,8 +107,9 @@ def read_obs(name: str, spec: EnvSpec, value: Any, length: int) -> PyTree:
 def warn_of_lost_changes(name: str, spec: EnvSpec, obs: PyTree) -> None:
     """Warn of observations `[N, ...]` whose changes float32 does not resolve, as environments do; see `ResolutionCheck`."""
     for leaf, array in zip(obs_specs(spec.obs), read_leaves(name, obs_specs(spec.obs), obs), strict=True):
-        largest = max(array.max(initial=0), -array.min(initial=0))
-        if leaf.dtype != np.float32 or np.can_cast(array.dtype, np.float32) or largest < LEAST:
+        if leaf.dtype != np.float32 or np.can_cast(array.dtype, np.float32):
+            continue
+        if max(array.max(initial=0), -array.min(initial=0)) < LEAST:
             continue
         changed, lost = (x.sum(axis=0) for x in find_changes(array[:-1], array[1:]))
         if (found := 10 * lost > changed).any():

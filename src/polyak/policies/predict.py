@@ -62,7 +62,7 @@ def predict(
     Args:
         obs: one observation, or a batch of them along a first axis.
         carry: the carry that the previous call returned; None at the start of an episode.
-        deterministic: the mode of the distribution; else a sample. Each call needs a `key` of its own: one key gives one noise.
+        deterministic: the mode of the distribution; else a sample, for which each call needs a `key` of its own.
         first: one bool per observation, True where an episode begins: its carry is reset.
         action_mask: the allowed actions, single or batched as the observation, in the tree of the action space; needed if the
             environment has masks.

@@ -38,6 +38,7 @@ def stop_at_reward(reward: float, tag: str = EVALUATED) -> Callback:
 
     def stop(progress: Progress, metrics: dict[str, float], state: PyTree) -> bool:
         warn_if_missing(progress, metrics)
+        # A return that is NaN does not stop the training.
         return not metrics.get(tag, -np.inf) >= reward
 
     return stop
