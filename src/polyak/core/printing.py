@@ -24,14 +24,14 @@ def short_repr(*names: str) -> Callable[[type[T]], type[T]]:
     """Give a class a short `__repr__`, unless it defines its own.
 
     Args:
-        *names: the attributes to show; without names, the fields of a dataclass that differ from their defaults. None and empty
-            collections are left out.
+        *names: the attributes to show, but for None and empty collections; without names, the fields of a dataclass that differ
+            from their defaults.
     """
 
     def decorate(cls: type[T]) -> type[T]:
         def to_text(value: Any) -> str:
             shown = [(name, getattr(value, name)) for name in names] if names else _changed_fields(value)
-            parts = [f"{name.lstrip('_')}={text_of(x)}" for name, x in shown if not _is_empty(x)]
+            parts = [f"{name.lstrip('_')}={text_of(x)}" for name, x in shown if not (names and _is_empty(x))]
             return _fill(type(value).__name__, parts)
 
         if "__repr__" not in vars(cls):
@@ -68,7 +68,7 @@ def _changed_fields(value: Any) -> list[tuple[str, Any]]:
     for field in (field for field in fields if field.repr and field.name in vars(value)):
         content = getattr(value, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if not _is_equal(content, default):
+        if not _is_equal(content, default) and not (default is dataclasses.MISSING and _is_empty(content)):
             changed.append((field.name, content))
     return changed
 
