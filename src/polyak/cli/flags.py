@@ -205,7 +205,7 @@ class TrainFlags:
     """TOML file with values of these flags, such as best.toml of a study; flags override it"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     (
-        "compiled: environment and agent as one program, for jax/ and gymnax/; host: the environment steps in Python; "
+        "compiled: environment and agent as one program, in JAX; host: the environment steps in Python; "
         "distributed: the environment steps in --workers processes; asynchronous: the workers push gradients (A3C)"
     )
     workers: Annotated[int | None, default_hint("none: the environments step in this process", "INT")] = None
