@@ -251,7 +251,7 @@ class TrainFlags:
     """number of episodes of the evaluation after training; 0 skips the evaluation"""
     eval_max_steps: int = 1_000_000
     """maximum number of steps of each environment, after which an unfinished evaluation is skipped"""
-    report_every: Annotated[int | None, default_hint("a hundredth of all, or --checkpoint-every if it is less", "INT")] = None
+    report_every: Annotated[int | None, default_hint("a hundredth of all, or less if another interval is", "INT")] = None
     """env_steps between reports"""
     eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
     """env_steps between evaluations of the greedy policy during training; the best checkpoint is kept in best/"""

@@ -47,8 +47,8 @@ class CommonSettings:
         run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; `run_seeds` puts the run directories
             `seed-0`, `seed-1`, ... into it. None writes nothing.
         progress: show a progress bar in a terminal, plain lines elsewhere.
-        report_every: env_steps between reports; None is a hundredth of `env_steps`, or less if `checkpoint_every` or
-            `eval_every` is.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`, or the least of `checkpoint_every`,
+            `eval_every` and `video_every` if that is less.
         checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
         checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills the replay again, and is not exact.
         eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
