@@ -85,7 +85,7 @@ def with_data(agent: Agent, env: Env | HostEnv, settings: TrainSettings) -> tupl
         return agent, None, None
     check_learns_from_data(owner, agent)
     if (weight := getattr(agent, "monte_carlo_weight", None)) is not None:
-        raise ValueError(f"{owner}: data must be None with monte_carlo_weight={weight}, got data={data!r:.80}")
+        raise ValueError(f"{owner}: data must be None with monte_carlo_weight={weight}; polyak.train.offline learns with both")
     replay = learner.replay.replay if isinstance(learner.replay, MixedReplay) else learner.replay
     mixed = MixedReplay(replay, share=settings.data_share)
     mixed.divide(learner.batch_size)  # before the data are loaded, which takes longer
