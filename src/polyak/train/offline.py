@@ -73,8 +73,7 @@ def offline(
         seed: seed of all randomness.
         run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
         progress: show a progress bar in a terminal, plain lines elsewhere.
-        report_every: gradient steps between reports; None is a hundredth of all, or the lesser of `checkpoint_every` and
-            `eval_every` if that is less.
+        report_every: gradient steps between reports; None is a hundredth of all, or less as for `polyak.train.run`.
         checkpoint_every: gradient steps between checkpoints; None is a tenth of all, at most 100,000.
         eval_every: gradient steps between evaluations of the greedy policy (`eval/mean_reward`); needs `env`.
         eval_episodes: number of episodes of each evaluation, and at the end; None is 10 with `env`, else 0.
