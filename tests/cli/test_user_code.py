@@ -79,6 +79,7 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
         "resume parts --env-steps 200 --eval-episodes 2",
         "evaluate parts --episodes 2",
         "export parts --format numpy",
+        "pack parts -o own.zip",
     ):
         code, _, err = command(words)
         assert (code, "pass it again as agent= (--agent in a shell)" in err) == (2, True), err
@@ -91,6 +92,7 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
     code, out, err = command(f"evaluate parts --episodes 3 {OWN}")
     assert code == 0 and "over 3 episodes (mean length" in out, err
     assert command(f"export parts --format stablehlo {OWN}")[0] == 0
+    assert command(f"pack parts -o own.zip {OWN}")[0] == 0
     code, _, err = command("export parts --format numpy --agent mine_of_me:make_wrong --env mine_of_me:make_pole")
     assert code == 2 and "error: PPO: num_steps must be an integer" in err, err
 

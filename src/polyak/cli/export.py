@@ -8,15 +8,14 @@ import tyro
 
 from polyak.cli.flags import UsageError, fail, parse_for_run
 from polyak.cli.imports import ImportFlag
-from polyak.cli.user_code import read_user_run, with_agent
-from polyak.cli.user_flags import UserFlags, UserGroupOfRun
-from polyak.core.types import HostEnv
+from polyak.cli.user_code import config_with_agent
+from polyak.cli.user_flags import UserGroupOfRun
 from polyak.export.archive import ExportError
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
-from polyak.runs import RunConfig, open_checkpoints, read_config, restore_policy
+from polyak.runs import open_checkpoints, restore_policy
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
-from polyak.storage.run_directory import Run, RunError, is_run_file
+from polyak.storage.run_directory import RunError, is_run_file
 from polyak.train.devices import count_devices
 
 OUTPUT_DEFAULT = "(default: policy.SUFFIX in the run)"
@@ -46,22 +45,12 @@ def export(arguments: list[str]) -> int:
         return fail(error)
 
 
-def _config_with_user_agent(run: Run, flags: UserFlags, imports: str | None) -> RunConfig:
-    user_run = read_user_run(run, flags, imports)
-    env = user_run.make_env(1)
-    try:
-        return with_agent(run, user_run.config, flags, env.spec)
-    finally:
-        if isinstance(env, HostEnv):
-            env.close()
-
-
 def _export(directory: Path, flags: ExportFlags) -> int:
     count_devices()  # Raises if JAX does not start.
     run, checkpoints = open_checkpoints(directory)
     if flags.output is not None and (flags.output == Path("-") or is_run_file(flags.output)):
         raise UsageError(f"--output {flags.output}: must be a separate file, not the standard output or a file of the run")
-    config = read_config(run) if flags.user.agent is None else _config_with_user_agent(run, flags.user, flags.imports)
+    config = config_with_agent(run, flags.user, flags.imports)
     policy, env_steps = restore_policy(checkpoints, config.agent)
     output = flags.output or directory / f"policy{SUFFIXES[flags.format]}"
     about = {"algorithm": config.algorithm, "env": config.env, "env_steps": env_steps}

@@ -7,20 +7,27 @@ from typing import Annotated
 import tyro
 
 from polyak.cli.flags import UsageError, fail, parse_for_run
+from polyak.cli.imports import ImportFlag
+from polyak.cli.user_code import config_with_agent
+from polyak.cli.user_flags import UserGroupOfRun
 from polyak.packs import pack as pack_run
 from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.config import ConfigError
-from polyak.storage.run_directory import RunError
+from polyak.storage.run_directory import RunError, open_run
 
 
 @dataclasses.dataclass(frozen=True)
 class PackFlags:
     """Policy and output file."""
 
+    user: UserGroupOfRun
+
     output: Annotated[Path, tyro.conf.arg(metavar="FILE", aliases=["-o"])]
     """file to write, replaced if it exists; it ends in .zip"""
     best: bool = False
     """pack the policy with the best evaluation (--eval-every) in place of the newest"""
+    imports: ImportFlag = None
+    """with --agent: module of the run's environment if config.json names it as module:Name; it is then imported"""
 
 
 def pack(arguments: list[str]) -> int:
@@ -28,8 +35,10 @@ def pack(arguments: list[str]) -> int:
     description = "Pack the greedy policy of RUN, with settings, scores, curve, newest video and a model card, into one file."
     try:
         directory, flags = parse_for_run(PackFlags, arguments, command="pack", description=description)
-        path = pack_run(directory, flags.output, best=flags.best)
-    except (UsageError, TypeError, ValueError, RunError, ConfigError, CheckpointError) as error:
+        user = flags.user
+        agent = None if user.agent is None else config_with_agent(open_run(directory), user, flags.imports).agent
+        path = pack_run(directory, flags.output, best=flags.best, agent=agent)
+    except (UsageError, TypeError, ValueError, ImportError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
     print(f"wrote {path} ({path.stat().st_size:,} bytes); policy = polyak.load_policy({str(path)!r})")
     return 0

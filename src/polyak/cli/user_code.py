@@ -162,6 +162,23 @@ def _check_user_flags(run: Run, config: RunConfig, flags: UserFlags, *, exact: b
         )
 
 
+def config_with_agent(run: Run, flags: UserFlags, imports: str | None) -> RunConfig:
+    """Read the config of a run, with the agent of `--agent`, if the flag is set; the run's environment is then created.
+
+    Raises:
+        UsageError, ConfigError: see `read_user_run`.
+    """
+    if flags.agent is None:
+        return read_config(run)
+    user_run = read_user_run(run, flags, imports)
+    env = user_run.make_env(1)
+    try:
+        return with_agent(run, user_run.config, flags, env.spec)
+    finally:
+        if isinstance(env, HostEnv):
+            env.close()
+
+
 def with_agent(run: Run, config: RunConfig, flags: UserFlags, spec: EnvSpec, *, force: bool = False) -> RunConfig:
     """Return the config with the agent of `--agent`, if the flag is set.
 
