@@ -98,6 +98,30 @@ def test_a_run_that_is_written_is_read_as_far_as_it_goes(run):
     assert polyak.load_run(run).status == "done"
 
 
+@pytest.mark.parametrize("stopped", [None, "interrupt", "RuntimeError: no luck"])
+def test_a_resumed_run_that_is_killed_has_not_the_status_of_its_earlier_end(run, stopped):
+    earlier = open_run(run).read_summary() | {"stopped": stopped}
+    (run / "summary.json").write_text(json.dumps(earlier))
+    with open_run(run, write=True) as writer:
+        writer.rewind(2000)
+        os.utime(run / "summary.json", (2**32, 2**32))  # newer than the lock
+        assert polyak.load_run(run).status == "training"
+    record = polyak.load_run(run)
+    assert (record.status, record.summary, record.failure) == ("killed", None, None)
+    assert open_run(run).read_summary() == earlier | {"stopped": "killed"}, "the times are needed if nothing more is trained"
+    with open_run(run, write=True) as writer:
+        writer.rewind(2000)
+        writer.write_summary(earlier)
+    assert polyak.load_run(run).summary == earlier
+
+
+def test_a_damaged_summary_is_no_obstacle_to_a_resumption(run):
+    (run / "summary.json").write_text("{")
+    with open_run(run, write=True) as writer:
+        writer.rewind(1000)
+    assert open_run(run).read_metrics()[-1]["env_steps"] == 1000
+
+
 def test_a_run_that_is_removed_meanwhile_is_an_error(run):
     record = polyak.load_run(run)
     shutil.rmtree(run)

@@ -16,7 +16,7 @@ from polyak.core.tags import RETURN
 from polyak.storage.checkpoint import steps
 from polyak.storage.columns import ENV_STEPS, EVALUATION, Columns, has_evaluation, read_columns, read_last_row
 from polyak.storage.lock import is_locked
-from polyak.storage.run_directory import CONFIG, LOCK, SUMMARY, SYSTEM, Run, RunError, open_run
+from polyak.storage.run_directory import CONFIG, KILLED, LOCK, SUMMARY, SYSTEM, Run, RunError, open_run
 from polyak.storage.run_files import read_object
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class RunRecord:
         name: name of the directory, or its path relative to the directory of several runs.
         config: content of `config.json`.
         system: content of `system.json`: versions, machine and command line.
-        summary: content of `summary.json`; None if the run has none yet, or trains on after it was resumed.
+        summary: content of `summary.json`; None if the run has none yet, or none since it was resumed.
         status: see `polyak.reports.records.Status`.
         memory: the metrics of a training without a run directory, which are not read from a file.
     """
@@ -243,7 +243,7 @@ def read_record(path: Path, name: str | None) -> RunRecord:
         read_object(run.directory / file) if os.path.lexists(run.directory / file) else None for file in (SYSTEM, SUMMARY)
     )
     status = _read_status(run, config, summary)
-    if status == "training":
+    if status in ("training", "killed"):
         summary = None  # of before the run was resumed
     return RunRecord(run.directory, run.directory.name if name is None else name, config, system or {}, summary, status)
 
@@ -261,12 +261,12 @@ def record_training(config: Mapping[str, Any], metrics: Columns) -> RunRecord:
 def _read_status(run: Run, config: Mapping[str, Any], summary: Mapping[str, Any] | None) -> Status:
     lock, path = run.directory / LOCK, run.directory / SUMMARY
     # A run that has ended is not tested: the test could keep a process from resuming it at the same moment.
-    has_ended = summary is not None and _modified(lock) <= _modified(path)
+    stopped = KILLED if summary is None else summary.get("stopped")
+    has_ended = stopped != KILLED and _modified(lock) <= _modified(path)
     if not has_ended and is_locked(lock):
         return "training"
-    if summary is None:
+    if summary is None or stopped == KILLED:
         return "killed"
-    stopped = summary.get("stopped")
     if stopped is None:
         # Less than it was given: a resumption with more steps was killed.
         done = summary.get("env_steps")

@@ -1,5 +1,6 @@
 """A run directory: settings, metrics, checkpoints and system information of one training run, with one writer at a time."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -50,6 +51,9 @@ __all__ = [
 CONFIG, METRICS, SYSTEM, SUMMARY = "config.json", "metrics.jsonl", "system.json", "summary.json"
 WORKERS, WORKER_OUTPUT, TRACKING = "workers.jsonl", "workers", "tracking.json"
 CHECKPOINTS, BEST, TENSORBOARD, VIDEOS, LOCK = "checkpoints", "best", "tb", "videos", "run.lock"
+
+KILLED = "killed"
+"""Why the training of a summary stopped, from when it is resumed to when its next summary is written."""
 
 # Files that a killed `create` may leave; a directory without a config is no run yet.
 _LEFTOVERS = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
@@ -206,13 +210,17 @@ class Run:
     def rewind(self, env_steps: int) -> None:
         """Drop the rows after a step, before training resumes from its checkpoint, so that no row is written twice.
 
-        Damaged lines (a power cut leaves some) are dropped too, with a warning.
+        Damaged lines (a power cut leaves some) are dropped too, with a warning. An earlier summary is marked as `KILLED`, which
+        it stays if this process is killed before it writes its own.
 
         Raises:
             RunError: the file cannot be read or written.
         """
         self.require_writer()
         drop_rows_after(self.metrics, env_steps)
+        if os.path.lexists(self.directory / SUMMARY):
+            with contextlib.suppress(RunError):  # damaged: it is replaced at the end
+                self.write_summary(self.read_summary() | {"stopped": KILLED})
 
     def read_worker_events(self) -> list[dict[str, Any]]:
         """Read the events of the workers; [] for a run without workers.
