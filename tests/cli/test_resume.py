@@ -103,6 +103,17 @@ def test_several_seeds_are_stopped_together_and_resumed_one_by_one(command, stop
         assert open_run(f"parts/seed-{seed}").read_summary()["env_steps"] >= 400
 
 
+def test_a_run_that_had_finished_when_a_signal_came_is_finished(command, stopped_at):
+    """As one of several seeds may have."""
+    stopped_at(400)
+    code, out, _ = command("train ppo jax/CartPole-v1 --run-dir parts --env-steps 400", SETTINGS)
+    summary = open_run("parts").read_summary()
+    assert (code, summary["stopped"], summary["eval_episodes"]) == (143, None, 0)
+    assert "stopped by" not in out and "evaluating" not in out
+    assert command("resume parts --eval-episodes 2")[0] == 0
+    assert open_run("parts").read_summary()["eval_episodes"] == 2
+
+
 @pytest.mark.slow
 def test_later_seeds_are_not_started_after_a_signal(command, stopped_at, workdir):
     stopped_at(200)

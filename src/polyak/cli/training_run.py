@@ -86,9 +86,12 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
 
 
 def _finish(training: Training, result: Result, signals: Signals, console: Screen) -> int:
-    """Evaluate the policy, or report why training stopped; returns the exit code."""
-    if signals.received is not None and result.diagnosis is None:
-        result = dataclasses.replace(result, stopped=NAMES[signals.received])
+    """Evaluate the policy unless a signal was received, or report why training stopped; returns the exit code."""
+    if signals.received is not None:
+        # One of several seeds may have finished before the signal.
+        training = dataclasses.replace(training, eval_episodes=0)
+        if result.stopped == "request":
+            result = dataclasses.replace(result, stopped=NAMES[signals.received])
     finish(training, result, console)
     if result.diagnosis is None:
         return signals.exit_code
