@@ -134,6 +134,13 @@ def test_settings_are_leaves_so_another_tau_compiles_nothing_and_vmap_runs_over_
     assert many["w"][:, 0].tolist() == [0.0, 0.5, 1.0]
 
 
+@pytest.mark.parametrize("count", [-(2**40), 2**32 - 1, 2**32, 2**40])
+def test_a_traced_count_of_64_bits_saturates(count):
+    with jax.enable_x64(True):
+        step = jax.jit(lambda count: Follow().step(Follow().init(), jnp.ones(2), jnp.zeros(2), count)[1].total)
+        assert int(step(jnp.int64(count))) == max(0, min(count, 2**32 - 1))
+
+
 @pytest.mark.parametrize("schedule", [Linear(1.0, 0.0, 4.0), optax.linear_schedule(1.0, 0.0, 4), lambda n: 1.0 - n / 4])
 def test_a_schedule_is_called_with_the_total_count(schedule):
     follow = Follow(tau=schedule, stats_tau=schedule)

@@ -166,15 +166,13 @@ def _check_tau(name: str, tau: Tau) -> Tau:
 def _increment(count: Any) -> UInt32[Array, ""]:
     """A count as uint32, at most 2³² - 1."""
     is_traced = isinstance(count, jax.core.Tracer)
-    dtype = count.dtype if is_traced else np.asarray(count).dtype
-    if np.shape(count) != () or not jnp.issubdtype(dtype, jnp.integer):
+    number = count if is_traced else np.asarray(count)
+    if number.shape != () or not jnp.issubdtype(number.dtype, jnp.integer):
         raise TypeError(f"Follow: count must be an integer scalar, got {count!r}")
-    if is_traced:
-        # A traced negative count is treated as 0: cast to uint32, it would be about four billion.
-        return jnp.maximum(count, jnp.zeros((), count.dtype)).astype(jnp.uint32)
-    if int(count) < 0:
+    if not is_traced and number < 0:
         raise ValueError(f"Follow: count must be at least 0, got {count}")
-    return jnp.uint32(min(int(count), MAX_COUNT))
+    # Before the cast to uint32, which wraps around. A traced negative count is treated as 0.
+    return jnp.uint32(number.clip(0, number.dtype.type(min(MAX_COUNT, jnp.iinfo(number.dtype).max))))
 
 
 def _format_tau(tau: Tau) -> str:
