@@ -14,6 +14,13 @@ def test_shared_is_a_switch(shared, unchecked):
         made(shared=shared)
 
 
+@pytest.mark.parametrize("rule", [0.005, "soft", True, Follow])
+def test_a_copy_follows_by_a_rule(rule, unchecked):
+    for rules in ({"target": rule}, {"shared": True, "online": rule}):
+        with pytest.raises(TypeError, match=r"^network: a copy follows by a rule, such as Follow\(tau=0.005\), got "):
+            made(**rules)
+
+
 def test_optimizers_of_optax_are_taken():
     for optimizer in (None, ADAM, optax.chain(optax.clip(1.0), ADAM), optax.MultiSteps(ADAM, 2)):
         assert made(optimizer=optimizer).optimizer is optimizer

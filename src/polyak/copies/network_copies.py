@@ -108,11 +108,13 @@ class NetworkCopies:
             name: a label for errors and metrics; must be unique for `metrics_of`.
 
         Raises:
-            TypeError: `key` is no key.
+            TypeError: `key` is no key, or a rule is no `Follow`.
             ValueError: `shared` is something else than True or False, or `online` is set without `shared=True`.
         """
         check_key(name, key)
         check_choice(name, "shared", shared, (True, False))
+        if wrong := [rule for rule in (target, online) if rule is not None and not isinstance(rule, Follow)]:
+            raise TypeError(f"{name}: a copy follows by a rule, such as Follow(tau=0.005), got {wrong[0]!r:.80}")
         if online is not None and not shared:
             raise ValueError(f"{name}: online can only follow a shared copy; pass shared=True")
         return _fresh(network, optimizer, network.init(key, spec), (target, online), shared, shared and shared_optimizer, name)
@@ -131,10 +133,9 @@ class NetworkCopies:
         check_same_tree(variables, self.online, "restart", sides=("weights", "online"))
         fresh, rules = soft_update(variables, self.online, 1.0), (self.target_follow, self.online_follow)
         copies = _fresh(self.network, self._optimizer, fresh, rules, self.shared is not None, self.shared_optimizer, self.name)
-        if copies.target is None or self.target is None:
-            return copies
         # A traced tau does not tell whether the target is soft; its dtypes do.
-        return dataclasses.replace(copies, target=cast_like(copies.target, self.target))
+        target = None if self.target is None else cast_like(copies._stored("target"), self.target)
+        return dataclasses.replace(copies, target=target)
 
     @property
     def skipped(self) -> UInt32[Array, ""]:
@@ -369,10 +370,8 @@ class NetworkCopies:
             gradients: see `apply_gradients`.
             reset: empty the gradient accumulator afterwards.
         """
-        if self.shared is None:
-            copies = self.apply_gradients("online", gradients)
-        else:
-            copies = self.apply_gradients("shared", gradients).update_online()
+        copies = self.apply_gradients("online" if self.shared is None else "shared", gradients)
+        copies = copies if self.shared is None else copies.update_online()
         return copies.reset_gradients() if reset else copies
 
     def staleness(self, shared: Shared) -> Int32[Array, ""]:
