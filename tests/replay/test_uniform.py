@@ -10,6 +10,7 @@ import pytest
 
 from polyak.core.types import Rollout, TimeStep
 from polyak.replay.prioritized import PrioritizedReplay
+from polyak.replay.sequences import SequenceReplay
 from polyak.replay.uniform import UniformReplay
 from tests.replay.streams import add, filled_with, rollouts_of, slow_lines, stream
 
@@ -182,6 +183,15 @@ def test_adding_and_sampling_neither_copies_nor_sorts_the_storage():
 
     program = jax.jit(step, donate_argnums=0).lower(state, Rollout(steps, jnp.zeros((4, 8), jnp.int32))).compile()
     assert "[50000" in program.as_text() and not slow_lines(program.as_text(), 50_000)
+
+
+@pytest.mark.parametrize(
+    "replay", [UniformReplay(64), PrioritizedReplay(64), SequenceReplay(64, sequence_length=4)], ids=lambda x: type(x).__name__
+)
+def test_samples_of_another_number_of_environments_are_rejected(replay):
+    state = filled_with(replay, stream(np.ones(9), envs=2), num_steps=2)
+    with pytest.raises(ValueError, match=r"Replay: num_envs=4 must be 2, the number of environments that filled"):
+        replay.sample(state, KEY, 4, num_envs=4, gamma=0.9)
 
 
 def test_rollouts_must_have_the_length_of_the_replay():

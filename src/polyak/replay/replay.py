@@ -238,7 +238,7 @@ class Replay(abc.ABC):
 
         Args:
             batch_size: transitions, or sequences.
-            num_envs: B of the rollouts.
+            num_envs: B of the rollouts that filled the replay.
             gamma: γ.
             n_step: n, the most steps that rewards are summed over.
             env_steps: valid transitions seen so far, which schedules are functions of.

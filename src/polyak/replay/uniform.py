@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from polyak.core.struct import check_settings, choice, integer, struct
 from polyak.core.types import PyTree, Rollout, Scalar
@@ -21,6 +23,8 @@ from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_ca
 DRAWS = 4
 
 _NAMES = ("obs", "action", "action_mask", "reward")
+
+_write = partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
 
 
 class Steps(NamedTuple):
@@ -177,7 +181,12 @@ class UniformReplay(Replay):
             gamma: γ.
             most_steps: the most steps of each transition, where that is less than n.
             change_steps: a function of the n steps of each transition and of the rows after them `[n, N]`; returns other steps.
+
+        Raises:
+            ValueError: the replay was filled by another number of environments; not where the state is traced.
         """
+        if not isinstance(state.layout, jax.core.Tracer) and (filled := int(np.asarray(state.layout)[1])) not in (0, num_envs):
+            raise ValueError(f"Replay: num_envs={num_envs} must be {filled}, the number of environments that filled the replay")
         slots = state.num_slots(num_envs)
         slot, env = index // num_envs, index % num_envs
         # 0 is the newest transition.
@@ -265,11 +274,6 @@ def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, "
     num_envs = rollout.reward.shape[1]
     start = (state.position.astype(jnp.int32) - 1) % slots * num_envs
     return jax.lax.dynamic_slice_in_dim(state.rows.valid, start, num_envs) & ~rollout.time_steps.first[0]
-
-
-def _write(old: Shaped[Array, "capacity ..."], new: Shaped[Array, "N ..."], start: Int32[Array, ""]) -> Array:
-    written: Array = jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=0)
-    return written
 
 
 def _check_rows(rows: Any, stored: Any) -> None:
