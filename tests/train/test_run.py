@@ -21,6 +21,7 @@ from polyak.cli import main
 from polyak.core.types import Progress
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.source import source_of
+from polyak.replay.mixed import MixedReplay
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
 from polyak.storage.config import ConfigError
@@ -232,6 +233,26 @@ def test_an_array_of_numbers_is_no_setting_of_a_single_agent(name, value, unchec
     for agent, settings in ((dataclasses.replace(small(env), **{name: value}), None), ("ppo", {name: value})):
         with pytest.raises(ValueError, match=f"train.run: {said}"):
             polyak.train.run(agent, env, env_steps=64, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (lambda spec, two: polyak.RND(polyak.PPO(spec, gamma=two)), "gamma of PPO"),
+        (lambda spec, two: polyak.RND(polyak.PPO(spec), learning_rate=two), "learning_rate of RND"),
+        (lambda spec, two: polyak.DQN(spec, replay=polyak.PrioritizedReplay(1000, alpha=two)), "alpha of PrioritizedReplay"),
+        (
+            lambda spec, two: polyak.DQN(
+                spec, replay=MixedReplay(polyak.PrioritizedReplay(1000, beta=polyak.Linear(two, 1.0)))
+            ),
+            "beta of PrioritizedReplay",
+        ),
+    ],
+)
+def test_nor_is_one_inside_its_replay_or_its_inner_agent(agent, said, unchecked):
+    env = jax_env(num_envs=2)
+    with pytest.raises(ValueError, match=f"train.run: {said} must have single numbers, got .*"):
+        polyak.train.run(agent(env.spec, np.array([0.5, 0.9])), env, env_steps=64)
 
 
 def test_an_environment_without_a_name_is_shown_by_its_class(capsys):

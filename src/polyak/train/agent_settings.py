@@ -19,19 +19,22 @@ DESCRIBED = "$unsupported"
 ABSENT = "nothing"
 
 
-def check_single_numbers(owner: str, agent: Agent) -> None:
+def check_single_numbers(owner: str, agent: Any) -> None:
     """Check that no setting is, or has as a schedule, an array with axes: that is a batch of agents, which would be mixed up.
+
+    Args:
+        agent: the agent; the settings of its replay, and of an agent inside it, are checked too.
 
     Raises:
         ValueError: a setting is such an array; the message names it.
     """
-    settings: Any = dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ()
-    for field in settings:
+    for field in dataclasses.fields(agent) if dataclasses.is_dataclass(agent) and not isinstance(agent, type) else ():
         value = getattr(agent, field.name)
         has_numbers = "check" in field.metadata and isinstance(value, (np.ndarray, jax.Array, *SCHEDULES))
         if has_numbers and any(map(np.ndim, jax.tree.leaves(value))):
             wanted = f"{owner}: {field.name} of {type(agent).__name__} must have single numbers"
             raise ValueError(f"{wanted}, got {value!r:.80}; loops.compiled_seeds trains a batch of agents")
+        check_single_numbers(owner, value)
 
 
 def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, consent: str) -> None:
