@@ -214,6 +214,18 @@ def test_an_array_with_nearly_the_name_of_a_missing_one_is_a_warning(name, wante
     load(arrays(timeouts=None) | {"timesteps": np.zeros(N), "next_actions": np.zeros(N), 3: np.zeros(N)}, spec=SPEC)
 
 
+@pytest.mark.parametrize("suffix", ["npz", "hdf5"])
+def test_nor_is_one_of_a_file_left_unread_without_a_warning(suffix, tmp_path):
+    path, columns = tmp_path / f"d4rl.{suffix}", arrays(timeouts=None) | {"truncated": np.zeros(N), "metadata": np.zeros(1)}
+    if suffix == "npz":
+        np.savez(path, **columns)
+    else:
+        with h5py.File(path, "w") as file:
+            file.update(columns)
+    with pytest.warns(UserWarning, match=f"data.load: .*d4rl.{suffix}: the array 'truncated' is not read; is it truncations"):
+        load(path, spec=SPEC)
+
+
 def test_data_of_another_environment_are_rejected(tmp_path):
     save(load(arrays(), spec=SPEC), tmp_path / "toy.npz")
     discrete = EnvSpec(SPEC.obs, Discrete(2), id="Other-v0")

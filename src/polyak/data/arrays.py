@@ -1,6 +1,6 @@
 """Data sets from arrays in D4RL's layout: one row for each step, and flags where episodes end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -115,7 +115,7 @@ def _required(owner: str, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], in
         if key not in arrays:
             raise ValueError(f"{owner}: {key} must be given, got {sorted(arrays)}")
     _only(owner, arrays, (NEXT, FINAL))
-    _warn_of_unread(owner, arrays)
+    warn_of_unread(owner, list(arrays))
     values = {key: _numbers(f"{owner}: {key}", arrays[key]) for key in (OBS, ACTION, NEXT, FINAL) if key in arrays}
     values |= {key: _vector(f"{owner}: {key}", arrays[key]) for key in (REWARD, LOG_PROB) if key in arrays}
     count = len(values[REWARD])
@@ -126,12 +126,12 @@ def _required(owner: str, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], in
     return values, count
 
 
-def _warn_of_unread(owner: str, arrays: Mapping[str, Any]) -> None:
+def warn_of_unread(owner: str, names: Sequence[Any]) -> None:
     """Warn of arrays whose names begin as one that may be missing, such as `truncated` in place of `truncations`."""
     groups = (NEXT, FINAL), (LOG_PROB,), (*TRUNCATED, *DONE)
-    missing = [name for group in groups if not any(name in arrays for name in group) for name in group]
+    missing = [name for group in groups if not any(name in names for name in group) for name in group]
     for name in missing:
-        for key in arrays:
+        for key in names:
             if str(key).startswith(name[:7].removesuffix("s")):
                 warn(f"{owner}: the array {key!r} is not read; is it {name}?")
 

@@ -14,7 +14,19 @@ import numpy.typing as npt
 
 from polyak.core.space_check import obs_specs, read_leaves
 from polyak.core.spaces import EnvSpec, Space, leaf_keys, unflatten
-from polyak.data.arrays import ACTION, DONE, FINAL, LOG_PROB, NEXT, OBS, REWARD, TERMINATED, TRUNCATED, from_arrays
+from polyak.data.arrays import (
+    ACTION,
+    DONE,
+    FINAL,
+    LOG_PROB,
+    NEXT,
+    OBS,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    from_arrays,
+    warn_of_unread,
+)
 from polyak.data.content import native_action_specs, same_spaces
 from polyak.data.data_set import DataSet
 from polyak.loops.replay_memory import available_memory
@@ -72,7 +84,7 @@ def read_npz(owner: str, path: Path, spec: EnvSpec | None) -> DataSet:
     """
     owner = f"{owner}: {path}"
     with name_damage(owner, "an .npz file of arrays"), open_regular(path.resolve()) as file:
-        named = _read_members(file)
+        named = _read_members(owner, file)
     if SPEC not in named:
         return from_arrays(owner, _as_trees(owner, named), spec, path.name)
     stored = _stored_spec(owner, named.pop(SPEC))
@@ -85,12 +97,13 @@ def read_npz(owner: str, path: Path, spec: EnvSpec | None) -> DataSet:
     return from_arrays(owner, trees, same_spaces(owner, stored, spec, path.name), path.name)
 
 
-def _read_members(file: Any) -> dict[str, npt.NDArray[Any]]:
+def _read_members(owner: str, file: Any) -> dict[str, npt.NDArray[Any]]:
     """The arrays of an .npz file by path, at most as large as the file states, without pickled objects."""
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if len(members) < len(archive.infolist()):
             raise ValueError("two arrays have the same name")
+        warn_of_unread(owner, list(dict.fromkeys(name.split("/")[0] for name in members)))
         members = {name: info for name, info in members.items() if name.split("/")[0] in (*ARRAYS, SPEC)}
         check_fits(sum(info.file_size for info in members.values()))
         arrays = {}
@@ -183,6 +196,7 @@ def read_hdf5(owner: str, path: Path, spec: EnvSpec | None) -> DataSet:
         raise FileNotFoundError(f"{owner}: {path}: there is no such file")
     owner = f"{owner}: {path}"
     with name_damage(owner, "HDF5"), h5py.File(path, "r") as file:
+        warn_of_unread(owner, list(file))
         arrays = list_arrays(file, ARRAYS)
         named = {name: array[()] for name, array in arrays.items() if array.dtype.kind in "fiub"}
     if others := [name for name in arrays if name not in named]:
