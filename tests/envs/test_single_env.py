@@ -38,6 +38,7 @@ def stepped(env):
         (np.zeros((1, 3), np.float32), ValueError, r"must have shape \(3,\), got \(1, 3\)"),
         (np.float32(0.0), ValueError, r"must have shape \(3,\), got \(\)"),
         (0.0, ValueError, r"must have shape \(3,\), got \(\)"),
+        (np.ma.masked_equal(np.float32([0.5, -9.0, 0.5]), -9.0), ValueError, "must be complete, got 1 masked values"),
     ],
 )
 def test_an_observation_of_the_wrong_shape_is_an_error_naming_env_and_step(obs, error, says):
@@ -64,7 +65,9 @@ def test_an_observation_of_the_wrong_kind_is_an_error_naming_env_and_step(obs, s
         stepped(env)
 
 
-@pytest.mark.parametrize("obs", [np.array([0.25, 0, 1], np.float64), np.array([0, 0, 1]), [0.25, 0.0, 1.0], (0, 0, 1)])
+@pytest.mark.parametrize(
+    "obs", [np.array([0.25, 0, 1], np.float64), np.array([0, 0, 1]), [0.25, 0.0, 1.0], (0, 0, 1), np.ma.array([0.25, 0, 1])]
+)
 def test_numbers_of_another_width_are_cast(obs):
     time_step = stepped(with_fault(lambda o, *rest: (obs, *rest)))
     assert time_step.obs.dtype == np.float32

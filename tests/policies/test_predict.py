@@ -180,6 +180,7 @@ def test_a_policy_of_an_environment_with_masks_needs_one(deterministic):
         (SPEC, np.zeros((0, 3)), "obs must have shape (3,), got (0, 3)"),
         (SPEC, 1.0, "obs must have shape (3,), got ()"),
         (SPEC, None, "obs must have shape (3,), got ()"),
+        (SPEC, np.ma.masked_equal(np.float32([0.5, -9.0, 0.5]), -9.0), "obs must be complete, got 1 masked values"),
         (SPEC, (np.zeros(3), {}), "obs must be an observation, got a tuple with a dict; reset() of Gymnasium returns"),
         (SPEC, ["a", "b", "c"], "obs must have dtype float32 (floats or integers), got <U1"),
         (SPEC, [None, 1.0, 2.0], "obs must have dtype float32 (floats or integers), got object"),

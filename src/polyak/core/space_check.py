@@ -197,7 +197,7 @@ def to_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
 
     Raises:
         TypeError: the value is no array, or has another kind of number.
-        ValueError: the shape is another.
+        ValueError: the shape is another, or values are masked.
     """
     try:
         array = np.asarray(value)
@@ -205,6 +205,8 @@ def to_array(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
         raise TypeError(f"{name} is not an array: {error}; got {describe(value)}") from None
     check_dtype(name, array if array.dtype.kind in "fiubc" else value, dtype, exact=exact)
     check_shape(name, array, shape)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError(f"{name} must be complete, got {np.ma.count_masked(value)} masked values")
     return array
 
 

@@ -59,7 +59,8 @@ def read_obs(leaves: list[ArraySpec], obs: Any, location: Callable[[], str]) -> 
 
     Raises:
         TypeError: a leaf is not an array of numbers, or holds floats where integers are expected.
-        InvalidValue: a leaf is missing or not in the space, its shape is wrong, or an integer does not fit into the dtype.
+        InvalidValue: a leaf is missing, not in the space or partly masked, its shape is wrong, or an integer does not fit into
+            the dtype.
     """
     try:
         values = [obs]

@@ -295,15 +295,14 @@ def _batch_size(name: str, spec: ArraySpec, leaf: Any) -> int | None:
     shape = np.shape(leaf)
     if len(shape) == len(spec.shape) + 1 and shape[1:] == spec.shape and shape[0] > 0:
         return shape[0]
-    if shape != spec.shape:
-        batch = ", ".join(map(str, ("N", *spec.shape)))
-        check_shape(name, leaf, spec.shape, hint=f"; a batch has shape ({batch})")
+    batch = ", ".join(map(str, ("N", *spec.shape)))
+    check_shape(name, leaf, spec.shape, hint=f"; a batch has shape ({batch})")
     return None
 
 
 def _obs_leaf(name: str, spec: ArraySpec, leaf: Any, batch: int | None, native: bool) -> npt.NDArray[Any]:
-    array, shape = np.asarray(leaf), np.shape(leaf)
-    array = to_array(name, array.view(np.int8) if array.dtype == bool != spec.dtype else array, shape, spec.dtype)
+    leaf = np.asanyarray(leaf)  # a masked array stays one
+    array = to_array(name, leaf.view(np.int8) if leaf.dtype == bool != spec.dtype else leaf, leaf.shape, spec.dtype)
     if spec.low is not None:
         check_range(name, array, spec.low, spec.high, batched=batch is not None)
         if not native and spec.dtype.kind == "i":
