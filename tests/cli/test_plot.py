@@ -32,6 +32,7 @@ def test_the_picture_is_that_of_python(runs, command, workdir):
         ("nothing -o a.svg", "error: nothing: there is no such directory; a run was expected"),
         ("runs -o a.gif", "error: plot: output must end with .svg, .pdf, .png, got a.gif"),
         ("runs -o no/a.svg", "error: plot: output must be a file, got no/a.svg; there is no directory no"),
+        ("runs -o /proc/a.svg", "error: plot: /proc/a.svg cannot be written: No such file or directory"),
         ("runs -o runs/dqn/checkpoints/a.svg", "error: plot: output must not be a file that belongs to a run"),
         ("runs -o a.svg --output b.svg", "error: --output is set more than once"),
         ("runs -oa.svg --output b.svg", "error: --output is set more than once"),

@@ -49,9 +49,7 @@ def plot(arguments: list[str]) -> int:
             width=flags.width,
             height=flags.height,
         )
-    except (UsageError, ValueError, ImportError, RunError) as error:
+    except (UsageError, ValueError, ImportError, RunError, OSError) as error:
         return fail(error)
-    except OSError as error:
-        return fail(error, 1)
     print(f"wrote {flags.output} ({flags.output.stat().st_size:,} bytes)")
     return 0
