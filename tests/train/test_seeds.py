@@ -92,6 +92,19 @@ def test_seeds_that_are_none_are_rejected_before_anything_is_created(seeds, erro
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"report_every": 10, "eval_every": 5}, "eval_every=5 must be at least report_every=10"),
+        ({"eval_episodes": -1}, "eval_episodes must be an integer >= 0, got -1"),
+        ({"settings": {"gamma": np.ones(2)}}, "gamma of PPO must have single numbers, got array"),
+    ],
+)
+def test_errors_name_the_function_that_was_called(changes, said, unchecked):
+    with pytest.raises(ValueError, match=rf"^train.run_seeds: {said}"):
+        run_seeds("ppo", "jax/CartPole-v1", seeds=2, **COMMON | changes)
+
+
 def test_invalid_settings_create_no_directory(tmp_path):
     with pytest.raises(ValueError, match="num_minibatches=3 must divide"):
         run_seeds(

@@ -260,6 +260,7 @@ def prepare(
     source: EnvSource | None = None,
     algorithm: str | None = None,
     learners: Learners | None = None,
+    owner: str = "train.run",
 ) -> Training:
     """Check all settings, and create the run directory.
 
@@ -272,6 +273,7 @@ def prepare(
         source: source of the environments, if it is known.
         algorithm: name of the algorithm if several algorithms share the agent's class; None is `algorithm_name(agent)`.
         learners: processes that train together; None trains in this process.
+        owner: the function that was called, for errors.
     """
     agent, data, data_name = with_data(agent, env, settings)
     loop: str = settings.loop
@@ -290,12 +292,12 @@ def prepare(
         mesh_over(devices, env.num_envs)
     loop = _checked_loop(agent, env, loop, devices, settings.replay_on, settings.checkpoint_replay)
     report_every, checkpoint_every = intervals(
-        settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every, settings.video_every
+        settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every, settings.video_every, owner
     )
     eval_episodes = settings.eval_episodes if settings.eval_episodes is not None else EVAL_EPISODES if eval_every else 0
-    check_integer("train.run", "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
-    check_eval_env("train.run", agent, env, eval_env, eval_every, eval_episodes)
-    check_videos("train.run", env, settings)
+    check_integer(owner, "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
+    check_eval_env(owner, agent, env, eval_env, eval_every, eval_episodes)
+    check_videos(owner, env, settings)
     stored = None if source is None else storable(source)
     config = RunConfig(
         algorithm=algorithm or algorithm_name(agent),
@@ -348,6 +350,7 @@ def intervals(
     checkpoint_every: int | None,
     eval_every: int | None = None,
     video_every: int | None = None,
+    owner: str = "train.run",
 ) -> tuple[int | None, int]:
     """Return env_steps between reports and between checkpoints, which are saved at reports.
 
@@ -356,9 +359,9 @@ def intervals(
     """
     wanted = {"checkpoint_every": checkpoint_every, "eval_every": eval_every, "video_every": video_every}
     for name, value in ({"report_every": report_every} | wanted).items():
-        check_integer("train.run", name, value, optional=True)
+        check_integer(owner, name, value, optional=True)
         if report_every and value and value < report_every:
-            raise ValueError(f"train.run: {name}={value} must be at least report_every={report_every}: it happens at reports")
+            raise ValueError(f"{owner}: {name}={value} must be at least report_every={report_every}: it happens at reports")
     shortest = min((value for value in wanted.values() if value), default=env_steps)
     if report_every is None and shortest < env_steps // 100:
         report_every = shortest

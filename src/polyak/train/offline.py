@@ -207,7 +207,7 @@ def prepare_offline(
     Args:
         threads: number of XLA threads, for the config; None is XLA's default.
     """
-    report_every, checkpoint_every = intervals(gradient_steps, report_every, checkpoint_every, eval_every)
+    report_every, checkpoint_every = intervals(gradient_steps, report_every, checkpoint_every, eval_every, owner=OWNER)
     if env is None and (eval_every or eval_episodes):
         raise ValueError(f"{OWNER}: eval_every and eval_episodes need env, the environment to evaluate in")
     episodes = eval_episodes if eval_episodes is not None else 0 if env is None else EVAL_EPISODES

@@ -74,13 +74,13 @@ def run_seeds(
     try:
         shared = {field.name: getattr(fields, field.name) for field in dataclasses.fields(CommonSettings)}
         shared |= {"eval_episodes": fields.eval_episodes, "loop": loop, "devices": devices}
-        agent_made = make_agent(agent, made.spec, source, fields.env_steps, fields.settings)
+        agent_made = make_agent(agent, made.spec, source, fields.env_steps, fields.settings, "train.run_seeds")
         algorithm = agent.lower() if isinstance(agent, str) else None
 
         def prepare_seed(seed: int, directory: Path | None) -> Training:
             outputs = {} if directory is not None else {"video_every": None, "track": None}
             one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, **outputs})
-            return prepare(agent_made, made, one, source=source, algorithm=algorithm)
+            return prepare(agent_made, made, one, source=source, algorithm=algorithm, owner="train.run_seeds")
 
         check_videos("train.run_seeds", made, fields)
         # Check all settings before a directory is created.
