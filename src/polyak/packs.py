@@ -49,7 +49,7 @@ def pack(
         run: the run directory.
         output: the file, replaced if it exists; its suffix is .zip.
         best: pack the policy with the best evaluation (`eval_every`) in place of the newest; the video is the newest.
-        agent: an agent with the run's settings, if its network is user-defined.
+        agent: an agent with the run's settings, if its network is user-defined; then `load_policy` needs it too.
 
     Returns:
         The file.
@@ -73,7 +73,7 @@ def pack(
         members = _read_members(record)
     except OSError as error:
         raise RunError(f"{record.directory}: a file cannot be read: {error}") from error
-    card = make_card(record, env_steps, path.name, [*members], is_best=best)
+    card = make_card(record, env_steps, path.name, [*members], is_best=best, needs_agent=agent is not None)
     write_pack(path, {CARD: card.encode(), **members, **files})
     return path
 

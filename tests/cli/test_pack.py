@@ -60,6 +60,13 @@ def test_the_card_has_score_settings_and_versions(run, packed):
     assert '{name: "CartPole-v1", type: "CartPole-v1"}' in card and "| `jax` |" in card and "| `gamma` |" in card
 
 
+@pytest.mark.parametrize("words", ["pack run -o pole.zip", "export run --format numpy"])
+@pytest.mark.parametrize("flags", ["--env mine:make", "--env-kwargs frameskip=2", "--import mine"])
+def test_flags_of_an_environment_need_an_agent(words, flags, run, command):
+    code, _, err = command(words, flags)
+    assert code == 2 and f"error: {flags}: has no effect without --agent; leave it out" in err, err
+
+
 def test_texts_of_a_run_stay_texts_in_the_card(run, command):
     summary = json.loads((run / "summary.json").read_bytes())
     system = json.loads((run / "system.json").read_bytes())

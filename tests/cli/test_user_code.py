@@ -92,7 +92,10 @@ def test_an_own_agent_and_environment_train_resume_evaluate_and_export(command):
     code, out, err = command(f"evaluate parts --episodes 3 {OWN}")
     assert code == 0 and "over 3 episodes (mean length" in out, err
     assert command(f"export parts --format stablehlo {OWN}")[0] == 0
-    assert command(f"pack parts -o own.zip {OWN}")[0] == 0
+    code, out, err = command(f"pack parts -o own.zip {OWN}")
+    assert code == 0 and "polyak.load_policy('own.zip', agent=agent)" in out, err
+    code, out, err = command(f"evaluate own.zip --episodes 3 {OWN}")
+    assert code == 0 and "over 3 episodes (mean length" in out, err
     code, _, err = command("export parts --format numpy --agent mine_of_me:make_wrong --env mine_of_me:make_pole")
     assert code == 2 and "error: PPO: num_steps must be an integer" in err, err
 

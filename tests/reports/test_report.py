@@ -267,7 +267,7 @@ def test_steps_of_a_training_on_data_are_gradient_steps(tmp_path):
     assert "of 400 gradient steps" in text and "gradient steps per second" in text and "No episode" not in text
     assert "env_steps" not in text.partition("Settings")[0]
     assert {chart["unit"] for chart in data_of(page)["charts"]} == {"gradient steps"}
-    card = make_card(polyak.load_run(tmp_path / "run"), 400, "run.zip", ["curve.svg"], is_best=False)
+    card = make_card(polyak.load_run(tmp_path / "run"), 400, "run.zip", ["curve.svg"], is_best=False, needs_agent=False)
     assert "A policy of 400 gradient steps" in card and "Returns by gradient steps" in card
 
 

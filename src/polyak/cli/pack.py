@@ -35,10 +35,11 @@ def pack(arguments: list[str]) -> int:
     description = "Pack the greedy policy of RUN, with settings, scores, curve, newest video and a model card, into one file."
     try:
         directory, flags = parse_for_run(PackFlags, arguments, command="pack", description=description)
-        user = flags.user
-        agent = None if user.agent is None else config_with_agent(open_run(directory), user, flags.imports).agent
+        config = config_with_agent(open_run(directory), flags.user, flags.imports)
+        agent = None if flags.user.agent is None else config.agent
         path = pack_run(directory, flags.output, best=flags.best, agent=agent)
     except (UsageError, TypeError, ValueError, ImportError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)
-    print(f"wrote {path} ({path.stat().st_size:,} bytes); policy = polyak.load_policy({str(path)!r})")
+    loading = f"{str(path)!r}{'' if agent is None else ', agent=agent'}"
+    print(f"wrote {path} ({path.stat().st_size:,} bytes); policy = polyak.load_policy({loading})")
     return 0

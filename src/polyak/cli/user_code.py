@@ -166,9 +166,12 @@ def config_with_agent(run: Run, flags: UserFlags, imports: str | None) -> RunCon
     """Read the config of a run, with the agent of `--agent`, if the flag is set; the run's environment is then created.
 
     Raises:
-        UsageError, ConfigError: see `read_user_run`.
+        UsageError: see `read_user_run`; or other flags are set without `--agent`.
+        ConfigError: see `read_user_run`.
     """
     if flags.agent is None:
+        if str(flags) or imports is not None:
+            raise UsageError(f"{str(flags) or f'--import {imports}'}: has no effect without --agent; leave it out")
         return read_config(run)
     user_run = read_user_run(run, flags, imports)
     env = user_run.make_env(1)

@@ -31,7 +31,7 @@ def public_command(system: Mapping[str, Any]) -> list[str]:
     return command
 
 
-def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[str], *, is_best: bool) -> str:
+def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[str], *, is_best: bool, needs_agent: bool) -> str:
     """Return the model card: a header in YAML, whose texts are JSON strings, and Markdown.
 
     Args:
@@ -40,7 +40,10 @@ def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[st
         file: name of the packed file.
         members: names of the files in it.
         is_best: the policy has the best evaluation, else it is the newest.
+        needs_agent: the network is user-defined, so loading takes an agent.
     """
+    loading = f"{json.dumps(file)}{', agent=agent' if needs_agent else ''}"
+    evaluating = f"{shlex.quote(file)}{' --agent MODULE:NAME' if needs_agent else ''}"
     algorithm, env = record.algorithm, record.env
     name = f"{algorithm.upper().replace('_', '-')} in {env}"
     score = _score(record, env_steps, is_best=is_best)
@@ -65,8 +68,8 @@ def make_card(record: RunRecord, env_steps: int, file: str, members: Sequence[st
         f"![Returns by {record.unit}](curve.svg)" if "curve.svg" in members else "",
         "".join(f"[Video of an episode]({member})" for member in members if member.startswith("video")),
         "## Use",
-        f"```python\nimport polyak\n\npolicy = polyak.load_policy({json.dumps(file)})\naction, _ = policy.predict(obs)\n```",
-        f"```sh\npolyak evaluate {shlex.quote(file)}\n```",
+        f"```python\nimport polyak\n\npolicy = polyak.load_policy({loading})\naction, _ = policy.predict(obs)\n```",
+        f"```sh\npolyak evaluate {evaluating}\n```",
         "Loading runs no code of the file.",
         f"## Training\n\n{_block(shlex.join(command))}" if command else "",
         "## Settings\n\n| setting | value |\n|---|---|\n"
