@@ -192,6 +192,9 @@ def test_samples_of_another_number_of_environments_are_rejected(replay):
     state = filled_with(replay, stream(np.ones(9), envs=2), num_steps=2)
     with pytest.raises(ValueError, match=r"Replay: num_envs=4 must be 2, the number of environments that filled"):
         replay.sample(state, KEY, 4, num_envs=4, gamma=0.9)
+    of_two_devices = dataclasses.replace(state, layout=state.layout // jnp.array([2, 1, 1], jnp.uint32))
+    with pytest.raises(ValueError, match="of a run on several devices, which cannot be sampled as a whole"):
+        replay.sample(of_two_devices, KEY, 4, num_envs=2, gamma=0.9)
 
 
 def test_rollouts_must_have_the_length_of_the_replay():

@@ -183,10 +183,10 @@ class UniformReplay(Replay):
             change_steps: a function of the n steps of each transition and of the rows after them `[n, N]`; returns other steps.
 
         Raises:
-            ValueError: the replay was filled by another number of environments; not where the state is traced.
+            ValueError: see `_check_layout`; not where the state is traced.
         """
-        if not isinstance(state.layout, jax.core.Tracer) and (filled := int(np.asarray(state.layout)[1])) not in (0, num_envs):
-            raise ValueError(f"Replay: num_envs={num_envs} must be {filled}, the number of environments that filled the replay")
+        if not isinstance(state.layout, jax.core.Tracer):
+            _check_layout(state, num_envs)
         slots = state.num_slots(num_envs)
         slot, env = index // num_envs, index % num_envs
         # 0 is the newest transition.
@@ -274,6 +274,19 @@ def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, "
     num_envs = rollout.reward.shape[1]
     start = (state.position.astype(jnp.int32) - 1) % slots * num_envs
     return jax.lax.dynamic_slice_in_dim(state.rows.valid, start, num_envs) & ~rollout.time_steps.first[0]
+
+
+def _check_layout(state: ReplayState, num_envs: int) -> None:
+    """Check that environments filled the whole replay, as many as these.
+
+    Raises:
+        ValueError: other environments filled the replay, or several devices did, each its part.
+    """
+    slots, filled, _ = np.asarray(state.layout).tolist()
+    if filled and slots != state.num_slots(filled):
+        raise ValueError("Replay: the state is that of a run on several devices, which cannot be sampled as a whole")
+    if filled not in (0, num_envs):
+        raise ValueError(f"Replay: num_envs={num_envs} must be {filled}, the number of environments that filled the replay")
 
 
 def _check_rows(rows: Any, stored: Any) -> None:
