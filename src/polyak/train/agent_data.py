@@ -66,7 +66,9 @@ def with_room(agent: Any, data: DataSet) -> Any:
     return dataclasses.replace(agent, replay=replay.with_capacity(capacity))
 
 
-def with_data(agent: Agent, env: Env | HostEnv, settings: TrainSettings) -> tuple[Agent, ReplayState | None, str | None]:
+def with_data(
+    owner: str, agent: Agent, env: Env | HostEnv, settings: TrainSettings
+) -> tuple[Agent, ReplayState | None, str | None]:
     """Return the agent with a `MixedReplay` around its replay, the filled replay of the data of the settings, and their name.
 
     Without data nothing changes.
@@ -75,7 +77,7 @@ def with_data(agent: Agent, env: Env | HostEnv, settings: TrainSettings) -> tupl
         TypeError, ValueError: the agent has no replay, or one of sequences; the data are of another environment; an agent with
             a `MixedReplay` gets no data, or checkpoints would lack them.
     """
-    owner, data = "train.run", settings.data
+    data = settings.data
     learner: Any = agent
     if settings.resume_from is None:
         check_data(agent, data)

@@ -157,6 +157,7 @@ def make_envs(
     is_made = isinstance(env, Env | HostEnv)
     if is_made and num_envs not in (None, env.num_envs):
         raise ValueError(f"{owner}: num_envs must be None where env is made, which has {env.num_envs} copies, got {num_envs}")
+    check_integer(owner, "num_envs", num_envs, optional=True)
     count = env.num_envs if is_made else num_envs or preset(str(agent), str(env)).num_envs
     if not is_jax_started():
         configure_devices(devices, "compiled" if is_in_jax(env) and loop != "host" else "host", count)
@@ -275,7 +276,7 @@ def prepare(
         learners: processes that train together; None trains in this process.
         owner: the function that was called, for errors.
     """
-    agent, data, data_name = with_data(agent, env, settings)
+    agent, data, data_name = with_data(owner, agent, env, settings)
     loop: str = settings.loop
     devices, eval_every, eval_env = settings.devices, settings.eval_every, settings.eval_env
     if devices is None:
@@ -290,7 +291,7 @@ def prepare(
     check_match(agent, env, devices)
     if learners is None:
         mesh_over(devices, env.num_envs)
-    loop = _checked_loop(agent, env, loop, devices, settings.replay_on, settings.checkpoint_replay)
+    loop = _checked_loop(owner, agent, env, loop, devices, settings.replay_on, settings.checkpoint_replay)
     report_every, checkpoint_every = intervals(
         settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every, settings.video_every, owner
     )
@@ -333,12 +334,12 @@ def prepare(
     return Training(config, env, key, start, run, eval_env, eval_episodes, learners, data=data)
 
 
-def _checked_loop(agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: str, saved: bool) -> str:
+def _checked_loop(owner: str, agent: Agent, env: Env | HostEnv, loop: str, devices: int, replay_on: str, saved: bool) -> str:
     """Return the loop, after a check of its environments and replay."""
     if loop == "auto":
         loop = "host" if isinstance(env, HostEnv) else "compiled"
     if loop == "compiled":
-        check_in_jax("train.run: loop='compiled'", env)
+        check_in_jax(f"{owner}: loop='compiled'", env)
     check_replay_on(agent, loop, devices, replay_on, saved)
     check_memory(agent, devices, num_envs=env.num_envs, on_host=replay_on == "host")
     return loop
