@@ -109,7 +109,7 @@ def test_a_run_that_had_finished_when_a_signal_came_is_finished(command, stopped
     code, out, _ = command("train ppo jax/CartPole-v1 --run-dir parts --env-steps 400", SETTINGS)
     summary = open_run("parts").read_summary()
     assert (code, summary["stopped"], summary["eval_episodes"]) == (143, None, 0)
-    assert "stopped by" not in out and "evaluating" not in out
+    assert "stopped by" not in out and "evaluating" not in out and "not evaluated; evaluate with: polyak resume" in out
     assert command("resume parts --eval-episodes 2")[0] == 0
     assert open_run("parts").read_summary()["eval_episodes"] == 2
 
@@ -192,6 +192,12 @@ def test_a_run_that_has_ended_is_left_alone(run, command, workdir):
     assert (code, err) == (0, "")
     assert ": finished at 4" in out
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_with_a_damaged_summary_is_evaluated_again(run, command):
+    (run / "summary.json").write_text("{")
+    assert command("resume run --eval-episodes 2")[0] == 0
+    assert open_run(run).read_summary()["eval_episodes"] == 2
 
 
 def test_a_run_that_has_ended_is_evaluated_over_as_many_episodes_as_asked_for(run, command):

@@ -208,7 +208,10 @@ def _is_finished(directory: Path, flags: ResumeFlags) -> bool:
     config = read_config(run, flags.user.agent)
     if done < (env_steps or config.env_steps) or not os.path.lexists(run.directory / SUMMARY):
         return False
-    summary = run.read_summary()
+    try:
+        summary = run.read_summary()
+    except RunError:  # damaged: it is written again
+        return False
     wanted, evaluated = _eval_episodes(config, flags), summary.get("eval_episodes") or 0
     is_evaluated = evaluated > 0 if flags.eval_episodes is None else evaluated == wanted
     if (wanted and not is_evaluated) or summary.get("env_steps") != done or summary.get("stopped") is not None:

@@ -20,7 +20,7 @@ from polyak.train.result import Result
 from polyak.train.run_training import train_run
 from polyak.train.seeds import label_seed, train_in_parallel
 from polyak.train.summary import seed_table
-from polyak.train.training import Training, finish, record_stop, resume_command
+from polyak.train.training import Training, finish, is_evaluated, record_stop, resume_command
 from polyak.workers.ray_workers import ClusterError
 from polyak.workers.supervise import StoppedBeforeStart
 
@@ -87,12 +87,15 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
 
 def _finish(training: Training, result: Result, signals: Signals, console: Screen) -> int:
     """Evaluate the policy unless a signal was received, or report why training stopped; returns the exit code."""
-    if signals.received is not None:
-        # One of several seeds may have finished before the signal.
+    if signals.received is not None and result.stopped == "request":
+        result = dataclasses.replace(result, stopped=NAMES[signals.received])
+    # One of several seeds may have finished before the signal.
+    is_open = result.stopped is None and training.eval_episodes > 0 and not is_evaluated(training, result.progress.env_steps)
+    if skips_evaluation := signals.received is not None and is_open:
         training = dataclasses.replace(training, eval_episodes=0)
-        if result.stopped == "request":
-            result = dataclasses.replace(result, stopped=NAMES[signals.received])
     finish(training, result, console)
+    if skips_evaluation and training.run is not None:
+        console.print_line(f"not evaluated; evaluate with: {resume_command(training)}")
     if result.diagnosis is None:
         return signals.exit_code
     code = fail(f"{result.run_dir}: {result.diagnosis}", 1)

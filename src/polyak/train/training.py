@@ -206,7 +206,7 @@ def finish(training: Training, result: Result, console: Screen) -> Result:
         note_progress(result.progress, {}, None)
         _write_result(training, result)
         if result.stopped is None and training.eval_episodes:
-            if _is_evaluated(training, env_steps):
+            if is_evaluated(training, env_steps):
                 evaluation = result.evaluations.get(env_steps)  # None if its episodes did not end
             else:
                 evaluation = _evaluate(training, result, console)
@@ -353,7 +353,7 @@ def with_evaluations(result: Result, callbacks: Sequence[PeriodicEvaluation]) ->
     return result
 
 
-def _is_evaluated(training: Training, env_steps: int) -> bool:
+def is_evaluated(training: Training, env_steps: int) -> bool:
     """Return True if the periodic evaluation has already evaluated the last policy in the same episodes."""
     config = training.config
     has_trained = env_steps > training.start.env_steps
