@@ -99,6 +99,7 @@ def test_a_setting_that_none_or_no_entry_switches_off_is_printed():
     spec = EnvSpec(Box([0.0], [1.0]), Discrete(2))
     assert repr(polyak.DQN(spec, huber_delta=None)).endswith("network=MLP(head=QValues()),\n    huber_delta=None,\n)")
     assert repr(polyak.GRU(8, hidden=())) == "GRU(width=8, hidden=())"
+    assert repr(polyak.PolicyAndValue(value_hidden=())) == "PolicyAndValue(value_hidden=())"  # None: those of the actor
 
 
 def test_a_setting_that_is_an_array_prints_its_value_or_its_shape():

@@ -68,7 +68,7 @@ def _changed_fields(value: Any) -> list[tuple[str, Any]]:
     for field in (field for field in fields if field.repr and field.name in vars(value)):
         content = getattr(value, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if not (_is_equal(content, default) or (_is_empty(content) and _is_empty(default))):
+        if not (_is_equal(content, default) or (default is dataclasses.MISSING and _is_empty(content))):
             changed.append((field.name, content))
     return changed
 
@@ -90,7 +90,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or value is dataclasses.MISSING or (isinstance(value, tuple | dict) and not value)
+    return value is None or (isinstance(value, tuple | dict) and not value)
 
 
 def _array_text(array: Any) -> str:
