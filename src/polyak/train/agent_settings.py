@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from polyak.agents.agent import BaseAgent
 from polyak.core.types import Agent
 from polyak.ops.schedules import SCHEDULES
+from polyak.replay.replay import Replay
 from polyak.runs import config_classes
 from polyak.storage.config import ConfigError, from_json, to_json
 from polyak.storage.progress import settings_by_path
@@ -28,13 +30,14 @@ def check_single_numbers(owner: str, agent: Any) -> None:
     Raises:
         ValueError: a setting is such an array; the message names it.
     """
-    for field in dataclasses.fields(agent) if dataclasses.is_dataclass(agent) and not isinstance(agent, type) else ():
+    for field in dataclasses.fields(agent) if dataclasses.is_dataclass(agent) else ():
         value = getattr(agent, field.name)
         has_numbers = "check" in field.metadata and isinstance(value, (np.ndarray, jax.Array, *SCHEDULES))
         if has_numbers and any(map(np.ndim, jax.tree.leaves(value))):
             wanted = f"{owner}: {field.name} of {type(agent).__name__} must have single numbers"
             raise ValueError(f"{wanted}, got {value!r:.80}; loops.compiled_seeds trains a batch of agents")
-        check_single_numbers(owner, value)
+        if isinstance(value, BaseAgent | Replay):
+            check_single_numbers(owner, value)
 
 
 def check_agent_settings(run: Run, agent: Agent, *, force: bool, owner: str, consent: str) -> None:
