@@ -138,7 +138,7 @@ class BRO(QuantileCriticsAgent):
         optimism_learning_rate: learning rate of the parameters of β and λ, a number or a schedule such as `Linear`.
         weight_decay: w of Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101): a step with the
             learning rate lr also subtracts lr · w times the weights; 0 disables it. log α decays too, which the authors' code
-            does not do: by w |log α| of a full step of Adam, or 0.05 % for α = 0.01. β and λ do not decay.
+            does not do: by lr · w · |log α| in each step, 0.05 % of a step of Adam at α = 0.01. β and λ do not decay.
         sde_sample_freq: None: the optimistic actor draws actions independently, or with `max_noise_repeats`.
 
     Raises:

@@ -35,7 +35,7 @@ commands:
 
 `polyak train ppo CartPole-v1 --help` shows every flag with its value for that environment.
 The prefix of a name is the source of the environment: CartPole-v1 and HalfCheetah-v5 are from Gymnasium and step on
-the host; jax/CartPole-v1 is from polyak and brax/ant from Brax, in JAX, and are compiled with the agent.
+the host; jax/CartPole-v1 from polyak and brax/ant from Brax are in JAX, and are compiled with the agent.
 
 exit codes: 0 success, 1 runtime error, 2 usage error, 129 terminal closed, 130 Ctrl-C, 141 broken pipe, 143 SIGTERM
 """

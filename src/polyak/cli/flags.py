@@ -205,7 +205,7 @@ class TrainFlags:
     """TOML file with values of these flags, such as best.toml of a study; flags override it"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     (
-        "compiled: environment and agent as one program, in JAX; host: the environment steps in Python; "
+        "compiled: agent and environment as one program, for environments in JAX; host: the environment steps in Python; "
         "distributed: the environment steps in --workers processes; asynchronous: the workers push gradients (A3C)"
     )
     workers: Annotated[int | None, default_hint("none: the environments step in this process", "INT")] = None
@@ -251,7 +251,7 @@ class TrainFlags:
     """number of episodes of the evaluation after training; 0 skips the evaluation"""
     eval_max_steps: int = 1_000_000
     """maximum number of steps of each environment, after which an unfinished evaluation is skipped"""
-    report_every: Annotated[int | None, default_hint("a hundredth of all, or less if another interval is", "INT")] = None
+    report_every: Annotated[int | None, default_hint("a hundredth of all, or a shorter interval that is set", "INT")] = None
     """env_steps between reports"""
     eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
     """env_steps between evaluations of the greedy policy during training; the best checkpoint is kept in best/"""

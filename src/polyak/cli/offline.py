@@ -37,7 +37,7 @@ class OfflineFlags:
     """number of episodes of the evaluation after training, in ENV; 0 skips the evaluation"""
     eval_max_steps: int = 1_000_000
     """maximum number of steps of each environment, after which an unfinished evaluation is skipped"""
-    report_every: Annotated[int | None, default_hint("a hundredth of all, or less if another interval is", "INT")] = None
+    report_every: Annotated[int | None, default_hint("a hundredth of all, or a shorter interval that is set", "INT")] = None
     """gradient steps between reports"""
     eval_every: Annotated[int | None, default_hint("only at the end", "INT")] = None
     """gradient steps between evaluations of the greedy policy in ENV; the best checkpoint is kept in best/"""

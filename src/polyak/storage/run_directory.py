@@ -53,7 +53,7 @@ WORKERS, WORKER_OUTPUT, TRACKING = "workers.jsonl", "workers", "tracking.json"
 CHECKPOINTS, BEST, TENSORBOARD, VIDEOS, LOCK = "checkpoints", "best", "tb", "videos", "run.lock"
 
 KILLED = "killed"
-"""Why the training of a summary stopped, from when it is resumed to when its next summary is written."""
+"""`stopped` in the summary of a resumed run until that run writes its next summary."""
 
 # Files that a killed `create` may leave; a directory without a config is no run yet.
 _LEFTOVERS = {CHECKPOINTS, TENSORBOARD, LOCK, SYSTEM, f".{SYSTEM}.aside", f".{CONFIG}.aside"}
