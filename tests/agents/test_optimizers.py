@@ -60,6 +60,13 @@ def test_optimizers_that_need_the_loss_are_rejected(name):
         make(name, optimizer=optax.lookahead(optax.sgd(1e-3), 5, 0.5))
 
 
+def test_the_error_for_multi_steps_names_its_transformation():
+    steps = optax.MultiSteps(optax.sgd(0.1), 2)
+    with pytest.raises(TypeError, match=r"PPO: optimizer must be .* \(of MultiSteps, its gradient_transformation\(\)\) or"):
+        make("ppo", optimizer=steps)
+    assert make("ppo", optimizer=steps.gradient_transformation()).optimizer
+
+
 def test_optimizers_for_the_parts_of_a_network_are_accepted():
     parts = {"torso": optax.sgd(0.1), "head": optax.set_to_zero()}
     labels = lambda params: {name: "head" if name == "policy" else "torso" for name in params}  # noqa: E731

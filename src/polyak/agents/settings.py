@@ -59,15 +59,15 @@ class AdamSettings:
         optimizer: Any = self.optimizer
         if optimizer is None:
             return
-        owner = type(self).__name__
         if not isinstance(optimizer, optax.GradientTransformation):
-            raise TypeError(f"{owner}: optimizer must be an optax.GradientTransformation or None, got {optimizer!r}")
+            kinds = "an optax.GradientTransformation (of MultiSteps, its gradient_transformation()) or None"
+            raise TypeError(f"{type(self).__name__}: optimizer must be {kinds}, got {optimizer!r}")
         try:
             jax.eval_shape(lambda x: optimizer.update(x, optimizer.init(x), x), jax.ShapeDtypeStruct((1,), jnp.float32))
         except Exception as error:  # An optimizer for the parameters of one network may fail here.
             if any(text in str(error) for text in ("keyword-only argument", "no attribute fast")):
                 wanted = "take gradients, state and params alone, unlike reduce_on_plateau, lbfgs or lookahead"
-                raise TypeError(f"{owner}: the update of optimizer must {wanted}: {error}") from error
+                raise TypeError(f"{type(self).__name__}: the update of optimizer must {wanted}: {error}") from error
         reason = "has no effect with optimizer=...; leave it out and set it in the optimizer"
         check_unset(self, (*ADAM_SETTINGS, *RMSPROP_SETTINGS), reason)
 
