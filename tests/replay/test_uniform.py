@@ -190,10 +190,10 @@ def test_adding_and_sampling_neither_copies_nor_sorts_the_storage():
 )
 def test_samples_of_another_number_of_environments_are_rejected(replay):
     state = filled_with(replay, stream(np.ones(9), envs=2), num_steps=2)
-    with pytest.raises(ValueError, match=r"Replay: num_envs=4 must be 2, the number of environments that filled"):
+    with pytest.raises(ValueError, match=r"Replay: 2 environments of 32 rows filled it, got 4 of 16"):
         replay.sample(state, KEY, 4, num_envs=4, gamma=0.9)
     of_two_devices = dataclasses.replace(state, layout=state.layout // jnp.array([2, 1, 1], jnp.uint32))
-    with pytest.raises(ValueError, match="of a run on several devices, which cannot be sampled as a whole"):
+    with pytest.raises(ValueError, match=r"Replay: 2 environments of 16 rows filled it, got 2 of 32"):
         replay.sample(of_two_devices, KEY, 4, num_envs=2, gamma=0.9)
 
 

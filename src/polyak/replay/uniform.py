@@ -119,8 +119,7 @@ class UniformReplay(Replay):
         slots = state.num_slots(num_envs)
         rows, dropped = _rows_of(rollout)
         if self.frame_stack > 1:
-            is_first = rollout.time_steps.episode_record.first
-            rows = dataclasses.replace(rows, obs=newest_frames(rows.obs), game_first=is_first)
+            rows = dataclasses.replace(rows, obs=newest_frames(rows.obs), game_first=rollout.time_steps.episode_record.first)
         if state.rows.first is not None:
             rows = dataclasses.replace(rows, first=rollout.time_steps.first)
         _check_rows(rows, state.rows)
@@ -183,11 +182,12 @@ class UniformReplay(Replay):
             change_steps: a function of the n steps of each transition and of the rows after them `[n, N]`; returns other steps.
 
         Raises:
-            ValueError: see `_check_layout`; not where the state is traced.
+            ValueError: other environments filled the replay, or several devices did; not where the state is traced.
         """
-        if not isinstance(state.layout, jax.core.Tracer):
-            _check_layout(state, num_envs)
         slots = state.num_slots(num_envs)
+        layout = [] if isinstance(state.layout, jax.core.Tracer) else np.asarray(state.layout)[:2].tolist()
+        if layout not in ([], [0, 0], [slots, num_envs]):
+            raise ValueError(f"Replay: {layout[1]} environments of {layout[0]} rows filled it, got {num_envs} of {slots} rows")
         slot, env = index // num_envs, index % num_envs
         # 0 is the newest transition.
         age = (state.position.astype(jnp.int32) - 1 - slot) % slots
@@ -274,19 +274,6 @@ def _previous(state: ReplayState, rollout: Rollout, slots: int) -> Bool[Array, "
     num_envs = rollout.reward.shape[1]
     start = (state.position.astype(jnp.int32) - 1) % slots * num_envs
     return jax.lax.dynamic_slice_in_dim(state.rows.valid, start, num_envs) & ~rollout.time_steps.first[0]
-
-
-def _check_layout(state: ReplayState, num_envs: int) -> None:
-    """Check that environments filled the whole replay, as many as these.
-
-    Raises:
-        ValueError: other environments filled the replay, or several devices did, each its part.
-    """
-    slots, filled, _ = np.asarray(state.layout).tolist()
-    if filled and slots != state.num_slots(filled):
-        raise ValueError("Replay: the state is that of a run on several devices, which cannot be sampled as a whole")
-    if filled not in (0, num_envs):
-        raise ValueError(f"Replay: num_envs={num_envs} must be {filled}, the number of environments that filled the replay")
 
 
 def _check_rows(rows: Any, stored: Any) -> None:

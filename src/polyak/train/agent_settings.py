@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from polyak.agents.agent import BaseAgent
 from polyak.core.types import Agent
 from polyak.ops.schedules import SCHEDULES
 from polyak.replay.replay import Replay
@@ -36,7 +35,7 @@ def check_single_numbers(owner: str, agent: Any) -> None:
         if has_numbers and any(map(np.ndim, jax.tree.leaves(value))):
             wanted = f"{owner}: {field.name} of {type(agent).__name__} must have single numbers"
             raise ValueError(f"{wanted}, got {value!r:.80}; loops.compiled_seeds trains a batch of agents")
-        if isinstance(value, BaseAgent | Replay):
+        if isinstance(value, Agent | Replay):
             check_single_numbers(owner, value)
 
 
