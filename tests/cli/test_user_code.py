@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import polyak
 from polyak.cli.user_flags import UserFlags, resume_flags
 from polyak.runs import read_config
 from polyak.storage.checkpoint import steps
@@ -16,9 +17,11 @@ MODULE = """
 import dataclasses
 
 import gymnasium
+import jax.numpy as jnp
 from flax import nnx
 
 import polyak
+from polyak.core.spaces import Box, Discrete
 
 
 class Scaled(gymnasium.RewardWrapper):
@@ -28,6 +31,31 @@ class Scaled(gymnasium.RewardWrapper):
 
 def make_pole(length=20):
     return gymnasium.make("CartPole-v1", max_episode_steps=length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    # An environment in JAX that ends after `length` steps.
+    length: int = 20
+    spec = polyak.EnvSpec(Box(0.0, 100.0, (1,)), Discrete(2))
+
+    def reset(self, key, num_envs):
+        return jnp.zeros(num_envs)
+
+    def step(self, state, action, key):
+        return state + 1, jnp.ones_like(state), state + 1 >= self.length, jnp.zeros_like(state, bool)
+
+    def observe(self, state):
+        return state[:, None]
+
+    def render(self, state):
+        import numpy as np
+
+        return np.full((8, 8, 3), int(state), np.uint8)
+
+
+def make_count():
+    return Count()
 
 
 class Net(nnx.Module):
@@ -190,6 +218,34 @@ def test_settings_of_an_own_environment_are_those_of_the_training(command):
     assert open_run("run").read_summary()["eval_mean_length"] == 7
 
 
+@pytest.mark.slow
+def test_an_own_environment_in_jax_trains_resumes_evaluates_and_is_filmed(command):
+    words = "train ppo --env mine_of_me:Count --env-kwargs length=7"
+    code, out, err = command(f"{words} --run-dir whole --env-steps 128", SETTINGS)
+    assert code == 0 and "greedy return 7.0 ± 0.0 over 2 episodes" in out, err
+    assert command(f"{words} --run-dir run --env-steps 64", SETTINGS)[0] == 0
+    assert open_run("run").read_config()["loop"] == "compiled"
+    code, _, err = command("evaluate run --episodes 2")
+    assert code == 2 and err.rstrip().endswith("give --env mine_of_me:Count again"), err
+    for given, length in (("", 7), ("--env-kwargs length=5", 5)):
+        code, out, err = command(f"evaluate run --episodes 3 --env mine_of_me:Count {given}")
+        assert code == 0 and f"mean length {length}.0" in out, err
+    code, out, err = command("video run --env mine_of_me:Count -o run.gif")
+    assert code == 0 and "1 episode, return 7.0" in out, err
+    code, _, err = command("resume run --env-steps 128 --env mine_of_me:Count")
+    assert code == 0, err
+    assert last_checkpoint("run") == last_checkpoint("whole")
+    result = polyak.resume("whole", env=sys.modules["mine_of_me"].Count, env_steps=192, progress=False)
+    assert set(result.evaluation.lengths.tolist()) == {7}
+
+
+@pytest.mark.slow
+def test_seeds_train_in_parallel_in_an_own_environment_in_jax(command):
+    words = "train ppo --env mine_of_me:Count --env-kwargs length=7 --run-dir runs --seeds 2 --env-steps 64"
+    code, out, err = command(words, SETTINGS)
+    assert code == 0 and "return over 2 seeds: mean 7.0" in out, err
+
+
 def test_runs_that_do_not_store_their_flags_can_be_evaluated(command):
     assert command(f"train {OWN} --run-dir run --env-steps 64", SHORT)[0] == 0
     path = Path("run/config.json")
@@ -218,11 +274,18 @@ def test_own_environments_take_settings(command):
         ("train ppo --env yours_of_you:make", "is it in this directory or on PYTHONPATH?"),
         ("train --agent mine_of_me:make_number CartPole-v1", "must be a function of an EnvSpec that returns an agent, got 3"),
         ("train ppo CartPole-v1 --env mine_of_me:make_pole", "takes the place of ENV; got ppo CartPole-v1 too"),
-        ("train ppo jax/CartPole-v1 --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got jax/CartPole-v1"),
+        ("train ppo jax/CartPole-v1 --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got jax/CartPole-v1 in JAX"),
         (
             "train ppo ALE/Pong-v5 --wrapper mine_of_me:Scaled",
             "ALE/Pong-v5 plays all games in one vector environment",
         ),
+        (
+            "train ppo --env mine_of_me:Count --wrapper mine_of_me:Scaled",
+            "wraps Gymnasium's environments, got mine_of_me:Count in JAX",
+        ),
+        ("train ppo --env mine_of_me:make_count", "got Count; pass the environment in JAX or its class, not a function"),
+        ("train a3c --env mine_of_me:Count --workers 2", "whose workers step no JAX environment"),
+        ("train ppo --env mine_of_me:make_pole --loop compiled", "mine_of_me:make_pole steps on the host"),
         ("train ppo brax/ant --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got brax/ant"),
         ("train ppo jumanji/Snake-v1 --wrapper mine_of_me:Scaled", "wraps Gymnasium's environments, got jumanji/Snake-v1"),
         ("train --agent mine_of_me:make_agent CartPole-v1 --gamma 0.5", "--gamma"),

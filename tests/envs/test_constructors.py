@@ -16,6 +16,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from polyak import envs, train
+from polyak.agents.ppo import PPO
 from polyak.core.types import HostEnv
 from polyak.envs import host_batches
 from polyak.envs.autoreset import AutoReset
@@ -26,6 +27,8 @@ from polyak.envs.gymnasium import GymnasiumEnv
 from polyak.envs.host_batches import _check_render_mode
 from polyak.envs.source import source_of
 from polyak.envs.vector import VectorBatch
+from polyak.networks.feedforward import MLP
+from tests.agents.rollouts import same_bits
 from tests.envs import toys
 from tests.envs.test_vector import Through
 
@@ -215,14 +218,66 @@ class Own:
     reset, step, observe = CartPole.reset, CartPole.step, CartPole.observe
 
 
+@pytest.mark.parametrize(
+    ("given", "settings"),
+    [
+        (CartPole(max_episode_steps=7), {}),
+        (CartPole, {"max_episode_steps": 7}),
+        (CartPole, {"max_episode_steps": np.int64(7)}),
+    ],
+)
+def test_dynamics_and_their_class_are_environments_in_jax(given, settings):
+    env = envs.make(given, num_envs=3, env_kwargs=settings, reset_pool=2, action_scaling="rescale")
+    assert env == AutoReset(CartPole(max_episode_steps=7), 3, "rescale", reset_pool=2)
+
+
+def test_the_class_of_dynamics_needs_no_base_class():
+    assert isinstance(envs.make(Own).dynamics, Own)
+
+
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("dynamics", [CartPole(), Own(), Own])
-def test_dynamics_are_rejected_with_the_call_that_makes_an_environment_of_them(dynamics):
-    message = r"make: (\w+) is dynamics in JAX; pass AutoReset\(\1\(\.\.\.\), num_envs=\.\.\.\) in its place"
-    with pytest.raises(TypeError, match=message):
-        envs.make(dynamics, num_envs=4)
-    with pytest.raises(TypeError, match=message):
-        train.run("ppo", dynamics, env_steps=10)
+def test_a_training_makes_an_environment_of_dynamics_and_of_their_class():
+    made = AutoReset(CartPole(), 2)
+    agent = PPO(made.spec, network=MLP((4,)), num_steps=8, num_epochs=1, num_minibatches=1)
+    of_class, of_object, expected = (
+        train.run(agent, env, env_steps=32, num_envs=count, progress=False).state
+        for env, count in ((CartPole, 2), (CartPole(), 2), (made, None))
+    )
+    assert same_bits(of_class, expected) and same_bits(of_object, expected)
+
+
+class Observing(toys.Scripted):
+    """A Gymnasium environment with all members of dynamics."""
+
+    spec = None
+
+    def observe(self):
+        return None
+
+
+def test_a_gymnasium_environment_with_the_members_of_dynamics_is_none_in_jax():
+    env = envs.make(Observing, num_envs=2)
+    assert isinstance(env, HostEnv) and env.num_envs == 2
+
+
+NO_FUNCTION = "got {}; pass the environment in JAX or its class, not a function that creates it"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"id": Own(), "env_kwargs": {"n": 3}}, TypeError, "env_kwargs must be None unless id is a name or a class in JAX"),
+        ({"id": Own, "env_kwargs": {"n": 3}}, TypeError, "Own.* takes no arguments"),
+        ({"id": Own, "vectorization": "sync"}, ValueError, "vectorization is for Gymnasium environments .* got 'sync'"),
+        ({"id": Own, "num_envs": 2**21}, ValueError, r"num_envs must be an integer in \[1, 1048576\]"),
+        ({"id": lambda: Own()}, TypeError, NO_FUNCTION.format("Own")),
+        ({"id": lambda: AutoReset(Own())}, TypeError, NO_FUNCTION.format("AutoReset")),
+    ],
+)
+def test_a_wrong_argument_for_dynamics_is_an_error(arguments, error, says):
+    with pytest.raises(error, match=says):
+        envs.make(**arguments)
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "jax/CartPole-v1"])

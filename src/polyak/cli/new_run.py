@@ -22,7 +22,7 @@ from polyak.cli.user_flags import UserFlags, resume_flags
 from polyak.core.checks import check_integer, check_number
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HasReplay, HostEnv
-from polyak.envs.available import JAX_PREFIXES
+from polyak.envs.constructors import is_in_jax
 from polyak.envs.source import EnvSource
 from polyak.loops.replay_memory import check_memory
 from polyak.presets import preset
@@ -77,10 +77,14 @@ def train_new_run(
     """
     try:
         _check(flags, user, intrinsic)
+        # Before user-defined code starts JAX; the setting is for the host loop on one device.
+        dispatch_synchronously()
+        target, env_kwargs = env_maker(user, env_id)
+        is_jax = is_in_jax(target)
         if (own_loop := preset(algorithm, env_id).loop) != "auto":
-            check_own_loop("polyak train", algorithm, flags.loop, own_loop, is_jax=env_id.startswith(JAX_PREFIXES))
+            check_own_loop("polyak train", algorithm, flags.loop, own_loop, is_jax=is_jax)
         workers = _workers(flags)
-        loop = _choose_loop(env_id, flags.loop, workers)
+        loop = _choose_loop(env_id, flags.loop, workers, is_jax=is_jax)
         in_parallel = flags.seeds > 1 and loop == "compiled"
         if in_parallel and flags.devices not in (None, 1):
             raise UsageError(f"--devices {flags.devices} must be left out with --seeds {flags.seeds}, which train in parallel")
@@ -92,10 +96,7 @@ def train_new_run(
             devices = 1 if in_parallel else configure_devices(flags.devices, loop, flags.num_envs)
         if in_parallel:
             configure_devices_for_seeds(flags.seeds)
-        if loop != "compiled" and devices == 1:
-            # Before user-defined code starts JAX.
-            dispatch_synchronously()
-        target, env_kwargs = env_maker(user, env_id)
+        dispatch_synchronously(on=loop != "compiled" and devices == 1)
         named = agent_class(algorithm) if user.agent is None else import_callable(user.agent, "--agent")
         usual: Literal["clip", "rescale"] = getattr(named, "action_scaling", "clip")
         scaling = flags.action_scaling or usual
@@ -230,8 +231,7 @@ def _learners(flags: TrainFlags, loop: str) -> Learners | None:
     return learners
 
 
-def _choose_loop(env_id: str, loop: str, workers: Workers | None) -> str:
-    is_jax = env_id.startswith(JAX_PREFIXES)
+def _choose_loop(env_id: str, loop: str, workers: Workers | None, *, is_jax: bool) -> str:
     if workers is not None:
         if is_jax:
             raise UsageError(f"--workers {workers.number} must be left out: {env_id} is in JAX, and compiled with the agent")

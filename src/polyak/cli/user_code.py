@@ -11,7 +11,7 @@ from polyak.cli.imports import check_import, import_object
 from polyak.cli.user_flags import EnvFlags, UserFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
-from polyak.envs.available import JAX_PREFIXES
+from polyak.envs.constructors import is_in_jax
 from polyak.envs.rendered_env import takes_render_mode
 from polyak.envs.source import EnvSource
 from polyak.runs import RunConfig, config_classes, read_config
@@ -21,7 +21,10 @@ from polyak.train.training import Training
 
 
 def env_maker(flags: EnvFlags, env_id: str, stored_kwargs: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the first argument of `polyak.envs.make` and its `env_kwargs`: a name, or a function for user-defined code.
+    """Return the first argument of `polyak.envs.make` and its `env_kwargs`.
+
+    The argument is a name; for user-defined code a function that creates Gymnasium environments, or the class of an environment
+    in JAX.
 
     Args:
         flags: flags that name user-defined code.
@@ -29,15 +32,16 @@ def env_maker(flags: EnvFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
         stored_kwargs: settings of a run, which the flags update.
 
     Raises:
-        UsageError: a module or a name does not exist, or is no function or class.
+        UsageError: a module or a name does not exist, or is no function or class; or a wrapper is for an environment in JAX.
     """
     kwargs = {**(stored_kwargs or {}), **flags.kwargs}
     make = None if flags.env is None else import_callable(flags.env, "--env")
     wrap = None if flags.wrapper is None else import_callable(flags.wrapper, "--wrapper")
-    if make is None and wrap is None:
-        return env_id, kwargs
-    if make is None and env_id.startswith(JAX_PREFIXES):
-        raise UsageError(f"--wrapper {flags.wrapper}: wraps Gymnasium's environments, got {env_id}")
+    is_jax = is_in_jax(make or env_id)
+    if is_jax and wrap is not None:
+        raise UsageError(f"--wrapper {flags.wrapper}: wraps Gymnasium's environments, got {flags.env or env_id} in JAX")
+    if is_jax or (make is None and wrap is None):
+        return make or env_id, kwargs
     if make is None and env_id.startswith("ALE/"):
         raise UsageError(
             f"--wrapper {flags.wrapper}: {env_id} plays all games in one vector environment, which has no single environments "

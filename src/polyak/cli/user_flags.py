@@ -14,7 +14,7 @@ class EnvFlags:
     """A user-defined environment. Modules are also found in the working directory."""
 
     env: Annotated[str | None, default_hint("ENV", "MODULE:NAME")] = None
-    """function or class that creates a Gymnasium environment; replaces ENV"""
+    """function or class that creates a Gymnasium environment, or class of an environment in JAX; replaces ENV"""
     wrapper: Annotated[str | None, default_hint("none", "MODULE:NAME")] = None
     """Gymnasium wrapper around each environment"""
     env_kwargs: Annotated[tuple[str, ...] | None, default_hint("none", "NAME=VALUE [NAME=VALUE ...]")] = None
@@ -63,7 +63,7 @@ class UserFlagsOfRun(UserFlags):
     agent: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
     """class of an agent, or function that creates an agent from the environment's spec; replaces the run's"""
     env: Annotated[str | None, default_hint("the run's", "MODULE:NAME")] = None
-    """function or class that creates a Gymnasium environment; replaces the run's"""
+    """function or class that creates a Gymnasium environment, or class of an environment in JAX; replaces the run's"""
     env_kwargs: Annotated[tuple[str, ...] | None, default_hint("the run's", "NAME=VALUE [NAME=VALUE ...]")] = None
     """settings of the environment, which update the run's: `--env-kwargs frameskip=2 xml_file=mine.xml`"""
 

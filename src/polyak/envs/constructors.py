@@ -61,6 +61,8 @@ def make(id: JaxName, **options: Unpack[MakeOptions]) -> Env: ...
 @overload
 def make(id: str, **options: Unpack[MakeOptions]) -> Env | HostEnv: ...
 @overload
+def make(id: Dynamics | type[Dynamics], **options: Unpack[MakeOptions]) -> Env: ...
+@overload
 def make(
     id: "Callable[[], gymnasium.Env[Any, Any]] | gymnasium.Env[Any, Any] | gymnasium.vector.VectorEnv[Any, Any, Any]",
     **options: Unpack[MakeOptions],
@@ -90,8 +92,9 @@ def make(
             `"xminigrid/MiniGrid-DoorKey-8x8"`, `"pgx/2048"`, `"ALE/Pong-v5"`, or any of Gymnasium's), a function without
             arguments that creates a `gymnasium.Env` (with `vectorization="async"` it runs in the workers), such an environment
             itself for `num_envs=1`, a `gymnasium.vector.VectorEnv`, also of EnvPool and SuperSuit, which sets `num_envs`, or an
-            environment of gymnax, Brax, Jumanji, MuJoCo Playground, Craftax, NAVIX, XLand-MiniGrid or Pgx; also a pair of
-            environment and parameters, as gymnax and XLand-MiniGrid return it.
+            environment in JAX or its class: `Dynamics` of your own, or an environment of gymnax, Brax, Jumanji, MuJoCo
+            Playground, Craftax, NAVIX, XLand-MiniGrid or Pgx; also a pair of environment and parameters, as gymnax and
+            XLand-MiniGrid return it.
         num_envs: number of environments.
         action_scaling: Box actions are clipped to the bounds, or rescaled to them from [-1, 1].
         vectorization: for Gymnasium environments: the environment's `own` vectorized form, a loop in this process (`sync`), or
@@ -104,8 +107,8 @@ def make(
         action_mask_key: entry of a Gymnasium Dict observation that is the action mask, which is removed from the observation.
             Masks in `info["action_mask"]` and from a method `action_masks()` need no key.
         info_metrics: names of numbers in the `info` of a Gymnasium environment, whose means become the metrics `env/NAME`.
-        env_kwargs: arguments of the environment's constructor, if `id` is a name; NumPy numbers become Python numbers. For
-            `ALE/`, the arguments are the fields of `envs.atari.Atari`.
+        env_kwargs: arguments of the environment's constructor, if `id` is a name or the class of an environment in JAX; NumPy
+            numbers become Python numbers. For `ALE/`, the arguments are the fields of `envs.atari.Atari`.
         reset_pool: how an environment in JAX draws the initial states of its episodes, which are all different: a number draws
             so many whenever so many have been used, `None` draws one for every environment in every step; see `AutoReset`.
             `"auto"` is an eighth of `num_envs` for Brax, Jumanji, MuJoCo Playground, Craftax and XLand-MiniGrid, and `None`
@@ -168,15 +171,13 @@ def _choose_reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynam
 
 
 def _check_not_made(id: Any) -> None:
-    """Check that the argument of `make` is neither an environment created by `make`, nor dynamics.
+    """Check that the argument of `make` is not an environment created by `make`.
 
     Raises:
-        TypeError: the argument is one of these; the message says how to use it.
+        TypeError: it is one.
     """
-    if isinstance(getattr(id, "spec", None), EnvSpec):  # Gymnasium's specs have another class.
-        if isinstance(id, Dynamics):
-            name = (id if isinstance(id, type) else type(id)).__name__
-            raise TypeError(f"make: {name} is dynamics in JAX; pass AutoReset({name}(...), num_envs=...) in its place")
+    # Gymnasium's specs have another class.
+    if isinstance(getattr(id, "spec", None), EnvSpec) and not isinstance(id, Dynamics):
         raise TypeError(f"make: id is already an environment created by make ({id.spec.id}); use it directly")
 
 
@@ -195,11 +196,12 @@ def _check_options(env: Any, arguments: Mapping[str, Any], *, is_jax: bool) -> N
 
 
 def is_in_jax(env: Any) -> bool:
-    """Return True if an environment, or an argument of `make`, is a JAX environment."""
+    """Return True if an environment, or an argument of `make`, is a JAX environment or the class of one."""
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
     env = env[0] if isinstance(env, tuple) and env else env
-    return isinstance(env, Env) or any(is_from(PACKAGES.get(library, library), env) for library in JAX_LIBRARIES)
+    is_dynamics = isinstance(env, Dynamics) and not is_from("gymnasium", env)
+    return is_dynamics or isinstance(env, Env) or _library_of(env) is not None
 
 
 def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
@@ -213,15 +215,26 @@ def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
 
 
 def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
-    """The dynamics of an environment object of a library, or of a pair of environment and parameters."""
+    """The dynamics of an environment in JAX or its class, or of a pair of environment and parameters."""
+    if isinstance(env, type):
+        env, settings = env(**settings), {}
     check_no_settings(settings)
     pair, (env, *params) = env, env if isinstance(env, tuple) else (env,)
-    name = type(getattr(env, "unwrapped", env)).__name__
-    library = next((library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env)), "")
+    library = _library_of(env)
     if params and (library not in WITH_PARAMS or len(params) > 1):
         raise TypeError(f"make: a pair must be an environment of {', '.join(WITH_PARAMS)} and its parameters, got {pair!r:.80}")
+    if library is None:
+        _check_not_made(env)
+        own: Dynamics = env
+        return own
+    name = type(getattr(env, "unwrapped", env)).__name__
     made: Dynamics = _import_adapter(library).dynamics_of(env, f"{library}/{name}", *params)
     return made
+
+
+def _library_of(env: Any) -> str | None:
+    """Return the library in JAX that defines the class of an environment, or one of its base classes."""
+    return next((library for library in JAX_LIBRARIES if is_from(PACKAGES.get(library, library), env)), None)
 
 
 def _import_adapter(library: str) -> Any:

@@ -5,21 +5,28 @@ from typing import Any
 IN_JAX = ("brax", "craftax", "gymnax", "jumanji", "mujoco_playground", "navix", "pgx", "xminigrid")
 """Packages whose environments are in JAX."""
 
+ADVICE_IN_JAX = "pass the environment in JAX or its class, not a function that creates it"
+
 CONVERSIONS = {
     "dm_control": "convert it with shimmy.DmControlCompatibilityV0(env)",
     "dm_env": "convert it with shimmy.DmControlCompatibilityV0(env)",
     "gym": "convert it with shimmy.GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 if its step returns four values",
     "pettingzoo": "convert a parallel environment with supersuit.pettingzoo_env_to_vec_env_v1(env)",
     "stable_baselines3": "pass the function that creates one environment, and num_envs",
-    **dict.fromkeys(IN_JAX, "pass the environment itself to make, not a function that creates it"),
+    **dict.fromkeys(IN_JAX, ADVICE_IN_JAX),
+    "polyak": ADVICE_IN_JAX,
 }
 
 
 def is_from(library: str, value: Any) -> bool:
-    """Return True if the class of a value, or one of its base classes, is defined in a library."""
-    return any(base.__module__.partition(".")[0] == library for base in type(value).__mro__)
+    """Return True if a class, or the class of a value, or one of its base classes is defined in a library."""
+    kind = value if isinstance(value, type) else type(value)
+    return any(base.__module__.partition(".")[0] == library for base in kind.__mro__)
 
 
 def conversion(env: Any) -> str:
     """Return advice for the conversion of an environment of another library, to append to an error; empty if unknown."""
-    return next((f"; {advice}" for library, advice in CONVERSIONS.items() if is_from(library, env)), "")
+    is_dynamics = all(callable(getattr(env, name, None)) for name in ("reset", "step", "observe"))
+    known = (advice for library, advice in CONVERSIONS.items() if is_from(library, env))
+    advice = next(known, ADVICE_IN_JAX if is_dynamics else "")
+    return f"; {advice}" if advice else ""
