@@ -545,6 +545,17 @@ def test_a_result_prints_in_few_lines():
     assert "greedy return: " in repr(result)
 
 
+def test_options_of_an_environment_of_ones_own_are_stored_and_used_again(directory):
+    env = polyak.envs.make(Pole, num_envs=2, nonfinite="pass", info_metrics=("speed",))
+    with prepare(small(env), env, TrainSettings(env_steps=16, run_dir="run"), source=source_of(env)):
+        config = read_config(open_run("run"))
+    assert config.is_user_env and config.env_options == {"nonfinite": "pass", "info_metrics": ["speed"]}
+    again = evaluation.make_again(open_run("run"), config, Pole, 2)
+    assert again.source.options["nonfinite"] == "pass" and list(again.source.options["info_metrics"]) == ["speed"]
+    # Another environment than the run's has options of its own.
+    assert evaluation.run_source(dataclasses.replace(config, is_user_env=False), Pole).options == {"action_scaling": "clip"}
+
+
 @pytest.mark.slow
 def test_an_environment_and_a_network_of_ones_own_are_passed_again(directory):
     env = polyak.envs.make(Pole, num_envs=2)

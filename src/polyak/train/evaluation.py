@@ -13,7 +13,8 @@ from polyak.core.printing import format_number
 from polyak.core.tags import RETURN
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, PyTree
 from polyak.core.warn import warn
-from polyak.envs.source import EnvSource, source_of
+from polyak.envs.constructors import is_in_jax
+from polyak.envs.source import EnvSource, can_make_again, source_of
 from polyak.loops.evaluate import Evaluation, UnendedEpisodes, evaluate
 from polyak.loops.loop import check_made, check_spec
 from polyak.runs import RunConfig, run_key
@@ -26,11 +27,18 @@ REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/succe
 
 
 def run_source(config: RunConfig, target: str | Callable[[], Any] | None = None) -> EnvSource:
-    """Return the source of a run's environment, or of another one with the same action scaling."""
-    if target is not None:
-        return EnvSource(target, {"action_scaling": config.action_scaling})
-    options = {"action_scaling": config.action_scaling, "env_kwargs": config.env_kwargs, "import_modules": False}
-    return EnvSource(config.env, options | dict(config.env_options))
+    """Return the source of a run's environment, or of another one with the same action scaling.
+
+    A user-defined environment, given again, has the run's options too, and a class in JAX the run's `env_kwargs`.
+    """
+    options: dict[str, Any] = {"action_scaling": config.action_scaling}
+    if target is None:
+        options |= {"env_kwargs": config.env_kwargs, "import_modules": False, **config.env_options}
+    elif config.is_user_env and can_make_again(target):
+        options |= config.env_options
+        if isinstance(target, type) and is_in_jax(target):
+            options["env_kwargs"] = config.env_kwargs
+    return EnvSource(config.env if target is None else target, options)
 
 
 def make_again(run: Run, config: RunConfig, env: Any, num_envs: int) -> Env | HostEnv:

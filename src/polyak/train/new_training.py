@@ -316,7 +316,7 @@ def prepare(
         env_kwargs={} if stored is None else stored.options["env_kwargs"],
         threads=threads,
         is_user_env=stored is None,
-        env_options={} if stored is None else {n: v for n, v in stored.options.items() if n in ENV_OPTIONS},
+        env_options=stored_options(source),
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
         final_eval_episodes=eval_episodes,
@@ -370,12 +370,16 @@ def intervals(
 
 
 def storable(source: EnvSource) -> EnvSource | None:
-    """Return the arguments of an environment, or None if a run cannot store them: a function; text or objects as kwargs."""
+    """Return the source of an environment, or None if a run cannot store it: no name; text or objects as kwargs."""
     kwargs = source.options.get("env_kwargs", {})
     numbers = [value for value in kwargs.values() if isinstance(value, bool | int | float)]
     is_plain = len(numbers) == len(kwargs) and all(math.isfinite(value) for value in numbers)
     if not isinstance(source.id, str) or not is_plain:
         return None
-    parameters = inspect.signature(make).parameters
-    changed = {name: value for name, value in source.options.items() if value != parameters[name].default}
-    return EnvSource(source.id, {**changed, "env_kwargs": dict(kwargs)})
+    return EnvSource(source.id, {**source.options, "env_kwargs": dict(kwargs)})
+
+
+def stored_options(source: EnvSource | None) -> dict[str, Any]:
+    """Return the arguments of `make` in `ENV_OPTIONS` that are not its defaults, also of a user-defined environment."""
+    options, defaults = {} if source is None else source.options, inspect.signature(make).parameters
+    return {name: options[name] for name in ENV_OPTIONS if name in options and options[name] != defaults[name].default}

@@ -18,12 +18,12 @@ from polyak.envs.source import EnvSource, source_of
 from polyak.loops.agent_check import check_agent, check_callbacks
 from polyak.loops.loop import check_spec
 from polyak.loops.replay_memory import check_memory
-from polyak.runs import ENV_OPTIONS, MAX_EVALUATION_STEPS, OFFLINE, RunConfig, algorithm_name, check_seed, run_key
+from polyak.runs import MAX_EVALUATION_STEPS, OFFLINE, RunConfig, algorithm_name, check_seed, run_key
 from polyak.storage.run_directory import create
 from polyak.tracking.names import TrackerName
 from polyak.train.agent_data import check_class_learns_from_data, check_learns_from_data, load_data, with_room
 from polyak.train.compilation_cache import compilation_cache as cached_programs
-from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, known_class, make_agent, storable
+from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, known_class, make_agent, storable, stored_options
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.training import Training
@@ -229,7 +229,7 @@ def prepare_offline(
         env_kwargs={} if stored is None else stored.options["env_kwargs"],
         threads=threads,
         is_user_env=stored is None and not (env is None and data.has_spaces and data.spec.id),
-        env_options={} if stored is None else {n: v for n, v in stored.options.items() if n in ENV_OPTIONS},
+        env_options=stored_options(source),
         eval_every=eval_every,
         eval_episodes=episodes if eval_every else 0,
         final_eval_episodes=episodes,
