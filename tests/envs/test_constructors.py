@@ -1,7 +1,6 @@
 """Environments by name, by maker, as they are; and what is refused before anything runs."""
 
 import builtins
-import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -71,11 +70,11 @@ def test_arguments_of_gymnasiums_environments_are_rejected_for_those_in_jax(name
         envs.make("jax/CartPole-v1", **{name: value})
 
 
-def test_the_pool_of_initial_states_follows_the_library(monkeypatch):
+def test_dynamics_whose_reset_is_costly_have_a_pool_of_initial_states(monkeypatch):
     assert envs.make("jax/CartPole-v1", num_envs=9).reset_pool is None
     given = envs.make("jax/CartPole-v1", num_envs=9, reset_pool=4)
     assert given.reset_pool == 4 and source_of(given).options["reset_pool"] == 4
-    monkeypatch.setattr(CartPole, "spec", dataclasses.replace(given.spec, id="brax/ant"))
+    monkeypatch.setattr(CartPole, "has_costly_reset", True, raising=False)
     assert envs.make("jax/CartPole-v1", num_envs=9).reset_pool == 2
     assert envs.make("jax/CartPole-v1", num_envs=9, reset_pool=None).reset_pool is None
     with pytest.raises(ValueError, match=r"make: reset_pool is for environments in JAX and must be left out for CartPole-v1"):

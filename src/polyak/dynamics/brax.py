@@ -90,4 +90,5 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
         info_one=lambda state: state[0].metrics,
         render_one=None if draw is None else render_one,
         render_fps=10.0 if draw is None else 1 / (limited.unwrapped.dt * limited.action_repeat),
+        has_costly_reset=True,
     )

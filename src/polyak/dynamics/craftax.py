@@ -77,4 +77,4 @@ def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
 
     obs_space = box_of(env.observation_space(params), example.obs, id)
     spec = EnvSpec(obs_space, action_space_of(env.action_space(params), id), id)
-    return ForeignDynamics(env, params, spec, reset_one, step_one, info_one, render_one)
+    return ForeignDynamics(env, params, spec, reset_one, step_one, info_one, render_one, has_costly_reset=True)

@@ -38,6 +38,7 @@ class ForeignDynamics:
         info_one: numbers that the library's state of one environment reports, by name; see `autoreset.ReportingDynamics`.
         render_one: the image of the library's state of one environment, or None if there are no images.
         render_fps: steps in a second of the environment's time; the default is for environments without a time.
+        has_costly_reset: a reset costs more than a step; see `polyak.envs.make`.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class ForeignDynamics:
         info_one: Callable[[PyTree], Mapping[str, Any]] = lambda state: {},
         render_one: Callable[[PyTree], Any] | None = None,
         render_fps: float = 10.0,
+        *,
+        has_costly_reset: bool = False,
     ) -> None:
         self.env, self.settings, self.spec = env, settings, spec
         self._reset_one, self._step_one, self._info_one = reset_one, step_one, info_one
         self._render_one = render_one
-        self.render_fps = render_fps
+        self.render_fps, self.has_costly_reset = render_fps, has_costly_reset
 
     def __eq__(self, other: object) -> bool:
         mine = self.env, self.settings, self.spec

@@ -70,7 +70,7 @@ def dynamics_of(env: Any, id: str) -> ForeignDynamics:
         return read(after, time_step), time_step.reward, terminated, time_step.last() & ~terminated
 
     spec = EnvSpec(obs_space, action_space, id, has_action_mask=mask_spec is not None)
-    return ForeignDynamics(env, None, spec, reset_one, step_one)
+    return ForeignDynamics(env, None, spec, reset_one, step_one, has_costly_reset=True)
 
 
 def _check_mask(shape: tuple[int, ...], space: Space, id: str) -> None:

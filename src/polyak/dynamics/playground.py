@@ -138,4 +138,5 @@ def dynamics_of(env: Any, id: str, randomization_fn: Any = None) -> ForeignDynam
         info_one=lambda limited: limited.state.metrics,
         render_one=lambda limited: draw({name: getattr(limited.state.data, name) for name in DRAWN}),
         render_fps=1 / (env.dt * repeat),
+        has_costly_reset=True,
     )

@@ -52,7 +52,16 @@ def dynamics_of(env: Any, id: str, params: Any = None) -> ForeignDynamics:
     # Parameters with arrays, which rulesets are, have no `==`.
     leaves, structure = jax.tree.flatten(params)
     settings = structure, [np.asarray(leaf).tolist() for leaf in leaves]
-    return ForeignDynamics(env, settings, spec, reset_one, step_one, info_one, lambda state: env.render(params, state))
+    return ForeignDynamics(
+        env,
+        settings,
+        spec,
+        reset_one,
+        step_one,
+        info_one,
+        render_one=lambda state: env.render(params, state),
+        has_costly_reset=True,
+    )
 
 
 def _obs_space(example: Any) -> Space:

@@ -29,9 +29,6 @@ MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
 MAX_PROCESSES = 2**10
 
-COSTLY_RESETS = ("brax/", "craftax/", "jumanji/", "playground/", "xminigrid/")
-"""Prefixes of environments whose reset costs more than a step."""
-
 WITH_PARAMS = ("gymnax", "craftax", "xminigrid")
 """Libraries whose environments have parameters beside them."""
 
@@ -111,8 +108,8 @@ def make(
             numbers become Python numbers. For `ALE/`, the arguments are the fields of `envs.atari.Atari`.
         reset_pool: how an environment in JAX draws the initial states of its episodes, which are all different: a number draws
             so many whenever so many have been used, `None` draws one for every environment in every step; see `AutoReset`.
-            `"auto"` is an eighth of `num_envs` for Brax, Jumanji, MuJoCo Playground, Craftax and XLand-MiniGrid, and `None`
-            for others, whose resets are cheap.
+            `"auto"` is an eighth of `num_envs` for Brax, Jumanji, MuJoCo Playground, Craftax, XLand-MiniGrid and dynamics of
+            your own with `has_costly_reset = True`, and `None` for others, whose resets are cheap.
         import_modules: allow `"module:Name-v0"` to import the module, as in Gymnasium; pass False for a name from a file.
 
     Returns:
@@ -165,7 +162,7 @@ def _choose_reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynam
         TypeError, ValueError: `reset_pool` is neither `"auto"` nor None nor such a number.
     """
     if reset_pool == "auto":
-        return math.ceil(num_envs / ENVS_PER_DRAWN_STATE) if str(dynamics.spec.id).startswith(COSTLY_RESETS) else None
+        return math.ceil(num_envs / ENVS_PER_DRAWN_STATE) if getattr(dynamics, "has_costly_reset", False) else None
     check_integer("make", "reset_pool, where it is not 'auto',", reset_pool, optional=True, at_most=MAX_ENVS_IN_JAX)
     return reset_pool
 
