@@ -178,6 +178,11 @@ def test_a_scan_and_single_compiled_steps_give_the_same_trajectories(pool):
     assert scanned.first[1:].any()
 
 
+def test_initial_state_and_time_step_are_donated_together():
+    loop = AutoReset(CartPole(), num_envs=2).init(jax.random.key(0))
+    assert float(jax.jit(lambda loop: jax.tree.map(jnp.copy, loop), donate_argnums=0)(loop)[1].reward.sum()) == 0
+
+
 def test_vmap_over_keys_is_the_same_as_one_after_the_other():
     env, keys = AutoReset(Pendulum(), 3), jax.random.split(jax.random.key(0), 2)
     together = jax.vmap(env.init)(keys)[1]

@@ -147,9 +147,9 @@ class AutoReset:
         rest = jax.tree.map(lambda leaf: leaf[self.num_envs :], states)
         pool = ResetPool.full(rest, pool_size) if pool_size else None
         obs = self._observe(state)
-        no = jnp.zeros(self.num_envs, bool)
+        last, terminated, truncated = (jnp.zeros(self.num_envs, bool) for _ in range(3))  # donated together
         reward, mask, info = jnp.zeros(self.num_envs, jnp.float32), self._action_mask(state), self._info(state)
-        return AutoResetState(state, no, pool), TimeStep(obs, reward, no, no, ~no, mask, info=info)
+        return AutoResetState(state, last, pool), TimeStep(obs, reward, terminated, truncated, ~last, mask, info=info)
 
     def step(self, state: AutoResetState, action: PyTree, key: PRNGKeyArray) -> tuple[AutoResetState, TimeStep]:
         """Step every environment; environments whose last time step was `last` reset instead."""
