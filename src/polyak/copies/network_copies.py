@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,9 @@ from polyak.ops.schedules import saturating_add
 from polyak.ops.updates import Tau, is_valid_tau, soft_update, soft_update_if_valid
 
 NO_OPTIMIZER = "these copies have no optimizer; create them with optimizer=..."
+
+Rules: TypeAlias = tuple[Follow | None, Follow | None]
+"""The rules of the target and of the online copy."""
 
 
 @struct
@@ -370,8 +373,10 @@ class NetworkCopies:
             gradients: see `apply_gradients`.
             reset: empty the gradient accumulator afterwards.
         """
-        copies = self.apply_gradients("online" if self.shared is None else "shared", gradients)
-        copies = copies if self.shared is None else copies.update_online()
+        if self.shared is None:
+            copies = self.apply_gradients("online", gradients)
+        else:
+            copies = self.apply_gradients("shared", gradients).update_online()
         return copies.reset_gradients() if reset else copies
 
     def staleness(self, shared: Shared) -> Int32[Array, ""]:
@@ -571,9 +576,9 @@ def follow_by(copies: PyTree, rule: Follow | None) -> PyTree:
 
 
 def _fresh(
-    network: Network, optimizer: Any, online: Variables, rules: tuple[Follow | None, ...], shared: bool, one: bool, name: str
+    network: Network, optimizer: Any, online: Variables, rules: Rules, shared: bool, shared_optimizer: bool, name: str
 ) -> NetworkCopies:
-    """New copies; `rules` are the rules of target and online copy; `one` puts the optimizer state into the shared copy."""
+    """New copies, the online copy with these variables."""
     state = () if optimizer is None else optimizer.init(in_float32(online.params))
     # Arrays of one dtype from the start: Python numbers would cause a second compilation when they come back as arrays.
     target_follow, online_follow = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rules)
@@ -582,8 +587,8 @@ def _fresh(
         optimizer=optimizer,
         online=online,
         target=None if rules[0] is None else target_storage(online, rules[0]),
-        shared=Shared.init(online, state if one else ()) if shared else None,
-        optimizer_state=() if one else state,
+        shared=Shared.init(online, state if shared_optimizer else ()) if shared else None,
+        optimizer_state=() if shared_optimizer else state,
         gradients=None if optimizer is None else Accumulated.zeros(online.params),
         target_follow=target_follow,
         target_count=None if target_follow is None else target_follow.init(),
@@ -592,7 +597,7 @@ def _fresh(
         version=jnp.zeros((), jnp.uint32),
         steps=jnp.zeros((), jnp.uint32),
         guard=Guard.init(),
-        shared_optimizer=one,
+        shared_optimizer=shared_optimizer,
         name=name,
     )
 
