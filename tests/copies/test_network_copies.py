@@ -8,11 +8,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
-from polyak.ops.gradient_step import QUANTITIES
+from polyak.ops.gradient_step import QUANTITIES, Aux
 from polyak.storage import checkpoint
 from tests.copies.line import ADAM, GOALS, INPUTS, KEY, NAN, SPEC, Line, gradient, made, moved, same, squared, w
 from tests.ops.bits import sharded
@@ -132,10 +133,10 @@ def test_consecutive_bad_steps_are_diagnosed_by_the_first_bad_quantity(quantity,
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_any_quantity_that_the_caller_flags_skips_the_step(quantity):
     copies = made()
-    flagged = copies.apply_gradients(gradients=gradient(1.0), bad={quantity: jnp.array(True)})
+    flagged, _ = copies.step(optax.sgd(1.0), gradient(1.0), Aux({}), {quantity: jnp.array(True)})
     assert same(flagged.online, copies.online) and int(flagged.skipped) == 1 and int(flagged.steps) == 0
     assert QUANTITIES[int(flagged.guard.nonfinite_source) - 1] == quantity
-    assert int(copies.apply_gradients(gradients=gradient(1.0), bad={quantity: jnp.array(False)}).steps) == 1
+    assert int(copies.step(optax.sgd(1.0), gradient(1.0), Aux({}), {quantity: jnp.array(False)})[0].steps) == 1
 
 
 def test_steps_that_are_not_enabled_do_not_change_the_bad_step_counters():

@@ -333,7 +333,6 @@ class NetworkCopies:
         gradients: PyTree = None,
         *,
         stats: PyTree = None,
-        bad: Mapping[str, Bool[Array, ""]] | None = None,
         enabled: Bool[Array, ""] | bool = True,
     ) -> "NetworkCopies":
         """Take one gradient step with these gradients, or with the accumulated ones, which stay accumulated.
@@ -345,7 +344,6 @@ class NetworkCopies:
             to: the copy to update. The optimizer's state is the shared copy's if it is shared, else this worker's own.
             gradients: with the tree structure of the weights; None uses the accumulated ones.
             stats: the statistics after the step; None leaves the copy's.
-            bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
             enabled: False takes no step, and counts none as skipped.
 
         Raises:
@@ -361,8 +359,7 @@ class NetworkCopies:
         if stats is not None:
             check_same_tree(stats, copy.stats, "apply_gradients", sides=("statistics", to))
         gradients = in_float32(gradients)
-        is_bad = (bad or {}).get("gradient", False) | lost | ~all_finite(gradients)
-        bad = {**(bad or {}), "gradient": is_bad}
+        bad = {"gradient": lost | ~all_finite(gradients)}
         step = self.step if to == "online" else self._step_shared
         return step(self._optimizer, gradients, Aux({}, stats), bad, enabled, has_gradient)[0]
 
