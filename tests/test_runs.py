@@ -173,6 +173,7 @@ def test_a_config_comes_back_as_it_was(run_and_policy):
             r"env_kwargs\['xml_file'\] must be a finite number or a bool, got '/etc/passwd'",
         ),
         ("env_kwargs", {"frameskip": [4]}, r"env_kwargs\['frameskip'\] must be a finite number or a bool"),
+        ("env_options", {"wraper": 1}, r"unknown env_options entry 'wraper'.* \(env_options entries: "),
     ],
 )
 def test_config_value_out_of_range_is_rejected_by_field(field, value, message, run_and_policy, tmp_path):

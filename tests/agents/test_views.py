@@ -311,7 +311,7 @@ def test_layers_of_training_in_either_half_are_warned_of():
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"actor_obs": "stat"}, ValueError, "actor_obs: unknown entry of the observation 'stat'; did you mean 'state'"),
+        ({"actor_obs": "stat"}, ValueError, "actor_obs: unknown observation entry 'stat'; did you mean 'state'? (observation "),
         ({"critic_obs": ()}, ValueError, "critic_obs must be names of entries of the observation, each once, got ()"),
         ({"critic_obs": ("state", "state")}, ValueError, "critic_obs must be names of entries of the observation, each once"),
         ({"critic_obs": 3}, TypeError, "critic_obs must be names of entries of the observation, or None, got 3"),

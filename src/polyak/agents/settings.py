@@ -138,7 +138,7 @@ class ViewSettings:
                 raise ValueError(f"{owner}: {name} must be names of entries of the observation, each once, got {entries!r}")
             for entry in names:
                 if entry not in obs.spaces:
-                    raise ValueError(f"{owner}: {name}: {unknown_name(entry, obs.spaces, 'entry of the observation')}")
+                    raise ValueError(f"{owner}: {name}: {unknown_name(entry, obs.spaces, 'observation entry')}")
             object.__setattr__(self, name, tuple(sorted(names)))
 
 

@@ -523,7 +523,7 @@ class NetworkCopies:
         shared = None if self.shared is None else self.shared.variables
         stored = {"online": self.online, "target": self.target, "shared": shared}.get(name)
         if stored is None:
-            raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy').replace('copys', 'copies')}")
+            raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy')}")
         return stored
 
     def _step_shared(

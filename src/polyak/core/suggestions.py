@@ -79,7 +79,8 @@ def unknown_name(name: str, known: Iterable[str], kind: str, *, cutoff: float = 
         # Else the only name of which it is a word: `mask` of `action_mask`.
         near = near or [other for other in lower if name.lower() in other.split("_")]
         hint = "".join(f"; did you mean {other!r}?" for other in known if near == [other.lower()])
-    return f"unknown {kind} {name!r}{hint} ({kind}s: {', '.join(known)})"
+    kinds = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return f"unknown {kind} {name!r}{hint} ({kinds}: {', '.join(known)})"
 
 
 EXAMPLES = {"key": "jax.random.key(0)", "seed": "0"}
