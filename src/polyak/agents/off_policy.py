@@ -245,11 +245,13 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         if axis_name is not None:
             keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, jax.lax.axis_index(axis_name))))(keys)
         is_learning = self._is_learning(env_steps, replay.size, num_envs * devices)
-        draw = self._draw_options(env_steps, num_envs) | {"batch_size": self.batch_size // devices, "axis_name": axis_name}
+        batch_size, options = self.batch_size // devices, self._draw_options(env_steps, num_envs)
 
         def learn(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
+            sample_key, train_key = keys
             stored = dataclasses.replace(replay, priorities=priorities)
-            return self._take_step(ring, stored, copies, normalizers, keys, draw, state.env_steps)
+            batch = ring.sample(stored, sample_key, batch_size, axis_name=axis_name, **options)
+            return self._train_on(batch, copies, normalizers, train_key, axis_name, state.env_steps)
 
         def wait(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
             _, *rest = jax.eval_shape(learn, copies, priorities, keys)
@@ -283,14 +285,6 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         metrics = _metrics(new_state, log, num_envs * devices) | self.metrics(state, new_state)
         return new_state, metrics | ring.metrics(new_state.replay, axis_name=axis_name)
 
-    def _take_step(
-        self, ring: Any, replay: Any, copies: PyTree, normalizers: Normalizers, keys: Array, draw: dict[str, Any], at: StepCount
-    ) -> tuple[PyTree, StepLog, Array]:
-        """Draw a batch and take a gradient step; also returns the batch's rows. `at` is the time of schedules."""
-        sample_key, train_key = keys
-        drawn = ring.sample(replay, sample_key, **draw)
-        return self._train_on(drawn, copies, normalizers, train_key, draw["axis_name"], at)
-
     def _train_on(
         self,
         batch: Transition,
@@ -298,14 +292,14 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         normalizers: Normalizers,
         key: PRNGKeyArray,
         axis_name: str | None,
-        at: StepCount,
+        env_steps: StepCount,
     ) -> tuple[PyTree, StepLog, Array]:
         """Normalize a drawn batch and take a gradient step on it; also returns the batch's rows."""
         batch = normalize(batch, normalizers)
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = without_hidden_rows(batch, copies)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
-        copies, log = self.train_step(copies, batch, key, total > 0, env_steps=at, axis_name=axis_name)
+        copies, log = self.train_step(copies, batch, key, total > 0, env_steps=env_steps, axis_name=axis_name)
         log = dataclasses.replace(log, applied=jnp.atleast_1d(log.applied), skipped=jnp.atleast_1d(log.skipped))
         if self.replay.has_priorities:
             log = dataclasses.replace(log, terms=log.terms | {"importance_weight": total / self.batch_size})
