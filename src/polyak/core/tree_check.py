@@ -63,14 +63,14 @@ def check_same_tree(
     _check_leaves([(name, x, y) for (name, x), (_, y) in zip(left, right, strict=True)], owner, sides)
 
 
-def pair_by_name(a: PyTree, b: PyTree, owner: str, *, sides: tuple[str, str] = ("online", "target")) -> list[Any]:
-    """The leaves of `a` in the order of `b`, paired by name; containers and order may differ.
+def pair_by_name(online: PyTree, target: PyTree, owner: str) -> list[Any]:
+    """The leaves of `online` in the order of `target`, paired by name; containers and order may differ.
 
     Raises:
         ValueError: only one tree has a name, two leaves of a tree have the same name, or leaves differ.
         TypeError: a leaf is not an array, number, bool, PRNG key or None.
     """
-    left, right = named_leaves(a), named_leaves(b)
+    left, right, sides = named_leaves(online), named_leaves(target), ("online", "target")
     for leaves, side in ((left, sides[0]), (right, sides[1])):
         names = [name for name, _ in leaves]
         duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
