@@ -27,7 +27,7 @@ from polyak.core.types import (
     TimeStep,
 )
 from polyak.loops.episodes import EpisodeTotals
-from polyak.loops.host_replay import DeviceReplay, HostReplay, ReplayOn, ReplayPlace, Update, check_replay_on, replay_memory
+from polyak.loops.host_replay import DeviceReplay, HostReplay, ReplayOn, ReplayPlace, Update, check_replay_on, default_memory
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
 from polyak.loops.loop import (
     LoopState,
@@ -147,7 +147,7 @@ def _place(
     agent: Agent, mesh: Mesh | None, replay_on: ReplayOn, num_envs: int, first: Callable[..., LoopState]
 ) -> tuple[ReplayPlace, LoopState]:
     """Return the memory of the replay, and the state to train with."""
-    with replay_memory(replay_on):
+    with default_memory(replay_on):
         state = first(num_envs=num_envs, replay_on_host=replay_on == "host")
     state = state if mesh is None else put_on_devices(state, _sharding(agent, mesh))
     (learner,) = jnp.zeros(()).devices()

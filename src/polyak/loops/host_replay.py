@@ -160,7 +160,7 @@ def check_replay_on(agent: Agent, loop: str, devices: int, replay_on: Any, in_ch
     host_device()
 
 
-def replay_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
+def default_memory(replay_on: ReplayOn) -> AbstractContextManager[Any]:
     """Return a context in which new arrays are created in the memory of the replay, as device memory may be too small."""
     return nullcontext() if replay_on == "device" else jax.default_device(host_device())
 

@@ -16,7 +16,7 @@ from polyak.loops.agent_check import check_callbacks
 from polyak.loops.compiled_loop import start_compiled
 from polyak.loops.host_actor import acts_in_numpy
 from polyak.loops.host_loop import as_host_env, reset
-from polyak.loops.host_replay import check_replay_on, replay_memory
+from polyak.loops.host_replay import check_replay_on, default_memory
 from polyak.loops.loop import LoopState, check_match, initial, mesh_over
 from polyak.loops.replay_memory import check_memory, with_new_replay
 from polyak.ops.schedules import Linear
@@ -300,7 +300,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
             )
         print(f"{run.directory}: was stopped before its first checkpoint; starting from the beginning")
         return Start()
-    with replay_memory(config.replay_on):
+    with default_memory(config.replay_on):
         restored = restore(run.checkpoints, loop_shape(config, env), optional=replay_path(config.agent))
     saved, state = read_progress(run, restored), restored.tree
     if not force:
@@ -308,7 +308,7 @@ def restore_start(run: Run, config: RunConfig, env: Env | HostEnv, *, force: boo
     consequences = []
     if not restored.is_complete:
         consequences.append("learning waits until the replay is filled")
-        with replay_memory(config.replay_on):
+        with default_memory(config.replay_on):
             state = dataclasses.replace(state, agent=with_new_replay(config.agent, state.agent))
     if isinstance(env, HostEnv) and saved.env is not None:
         env.restore(saved.env)
