@@ -417,7 +417,7 @@ class SoftActorAgent(ActorCriticAgent):
         if self.alpha is not None:
             check_unset(self, LEARNED_ALPHA_SETTINGS, "has no effect with a fixed alpha; leave it out")
         target, space = self.target_entropy, self.spec.action
-        if target is None or isinstance(target, str | jax.core.Tracer):
+        if target is None or isinstance(target, jax.core.Tracer):
             return
         if isinstance(space, Discrete):
             most, form = float(np.log(space.n)), f"log {space.n}"
