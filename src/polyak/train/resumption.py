@@ -254,7 +254,7 @@ def ended_schedules(run: Run, config: RunConfig) -> list[str]:
         f"{name} stays at {value.end:g} after {value.env_steps:,.0f} {config.unit}, where its schedule ends"
         for name, value in fields.items()
         if isinstance(value, Linear)
-        and before < config.env_steps > value.env_steps
+        and config.env_steps > max(before, value.env_steps)
         and (value.end == 0 or value.env_steps >= before)
     ]
 
