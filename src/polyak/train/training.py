@@ -117,11 +117,11 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
     loops = {"compiled": compiled, "host": host, "distributed": host, "asynchronous": train_asynchronously, OFFLINE: offline}
     loop: Any = loops[config.loop]
     source: Any = training.data if config.loop == OFFLINE else training.env
-    split: dict[str, Any] = {} if config.loop in ("asynchronous", OFFLINE) else {"devices": config.devices}
+    options: dict[str, Any] = {} if config.loop in ("asynchronous", OFFLINE) else {"devices": config.devices}
     if config.replay_on != "device":
-        split["replay_on"] = config.replay_on
+        options["replay_on"] = config.replay_on
     if training.data is not None and config.loop != OFFLINE:
-        split["data"] = training.data
+        options["data"] = training.data
     with record_failure([training]) as notes, ExitStack() as stack:
         if isinstance(training.env, WorkerEnvs):
             watch_workers(training.env.group, run, console)
@@ -142,7 +142,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
             key=training.key,
             callbacks=join_callbacks(training, notes[0], [*evaluation, *videos], [*callbacks, *trackers], display),
             report_every=config.report_every,
-            **split,
+            **options,
             resume_from=start.state,
             donate=start.is_own,
             env_steps_done=start.env_steps,
