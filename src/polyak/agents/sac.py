@@ -34,8 +34,8 @@ class SAC(SequenceSettings, TargetSettings, SoftActorAgent):
         J(α)   = E[ -log α (log π(a|s) + H̄) ]
 
     over n-step transitions drawn from a replay. Box actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. A
-    gradient step trains the critics; every `policy_delay`-th step then trains the actor against the new critics, and α with the
-    new actor; the target critics are updated last.
+    gradient step trains the critics, and the target critics follow; every `policy_delay`-th step then trains the actor against
+    the new critics, and α with the new actor.
 
     With Discrete actions critics return Q(s, a) of all n, and expectations over a and a' are sums Σ_a π(a|s) over the actions
     that the state allows (Christodoulou 2019, arXiv:1910.07207).

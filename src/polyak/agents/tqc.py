@@ -24,8 +24,8 @@ class TQC(SequenceSettings, QuantileCriticsAgent):
 
     over n-step transitions drawn from a replay. Actions lie in [-1, 1]: `envs.make(..., action_scaling="rescale")`. z_1 ≤ ...
     ≤ z_K are the smallest K = N(M - d) of the N·M quantiles of all target critics together; dropping d per critic reduces
-    overestimation. A gradient step trains the critics; every `policy_delay`-th step then trains the actor against the new
-    critics, and α with the new actor; the target critics are updated last.
+    overestimation. A gradient step trains the critics, and the target critics follow; every `policy_delay`-th step then trains
+    the actor against the new critics, and α with the new actor.
 
     Unlike SAC, TQC has no `num_target_critics`: dropping quantiles of all critics replaces the minimum over critics.
 
