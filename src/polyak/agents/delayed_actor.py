@@ -24,7 +24,7 @@ from polyak.replay.replay import Transition
 
 @struct(kw_only=True)
 class DelayedActorAgent(TargetSettings, ActorCriticAgent):
-    """An agent with a deterministic actor, of which every `policy_delay`-th gradient step of the critics takes one.
+    """An agent with a deterministic actor, which takes one gradient step for `policy_delay` of the critics.
 
     A leaf defines `check_critics`, `critic_loss` and `actor_objective`.
 
@@ -148,7 +148,8 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
         actor, actor_log = train_every(self.policy_delay, critics, critic_log, train_actor, actor)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         average = self._update_average(copies.average, actor.online, critic_log.applied)
-        actor = actor.follow(updates=applied) if self.has_target_actor else actor
+        if self.has_target_actor:
+            actor = actor.follow(updates=applied)
         return ActorCriticCopies(actor, critics, average), join_logs(critic=critic_log, actor=actor_log)
 
     def _smooth(self, action: PyTree, key: PRNGKeyArray) -> PyTree:
