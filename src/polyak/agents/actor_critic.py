@@ -28,7 +28,6 @@ from polyak.networks.pair import select_entries
 from polyak.networks.recurrent import Recurrent
 from polyak.networks.recurrent_critics import RecurrentCritics
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import check_optimizer_state
 from polyak.ops.schedules import Schedule, check_schedule
 from polyak.ops.updates import soft_update
 from polyak.policies.critic_state import WithCriticState
@@ -79,9 +78,8 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     ema_tau: Scalar | None = number(default=None, at_least=0, at_most=1, optional=True)
 
     def check_copies(self, copies: Any) -> None:
-        """Check that copies were created with the agent's optimizer and `ema_tau`; see `OffPolicyAgent.check_copies`."""
-        for network in (copies.actor, copies.critics):
-            check_optimizer_state(self.optimizer_at(), network.online.params, network.optimizer_state)
+        """Check that copies were created with the agent's `ema_tau` too; see `OffPolicyAgent.check_copies`."""
+        super().check_copies(copies)
         check_created_with(self, equal={}, present={"ema_tau": copies.average})
 
     def policy(self, state: OffPolicyState) -> Greedy:

@@ -22,7 +22,7 @@ from polyak.networks.flow import MAX_FLOW_STEPS, check_flow, noise_spec
 from polyak.networks.heads import PolicyOnly
 from polyak.networks.layers import has_images, is_narrow
 from polyak.ops.distributions import for_space
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.flow_policy import FlowPolicy
@@ -107,10 +107,6 @@ class BC(OffPolicyAgent):
         copies = NetworkCopies.create(self._network, key, spec, optimizer=None)
         check_actor(self._network, copies.online, spec)
         return copies.with_optimizer_state(self.optimizer_at())
-
-    def check_copies(self, copies: NetworkCopies) -> None:
-        """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
-        check_optimizer_state(self.optimizer_at(), copies.online.params, copies.optimizer_state)
 
     def initial_carry(self) -> PyTree:
         """The recurrent state of one environment; `()` of a network without one."""

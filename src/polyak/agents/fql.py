@@ -27,7 +27,7 @@ from polyak.networks.flow import (
     noise_spec,
     sample_noise,
 )
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.flow_policy import FlowPolicy
@@ -128,11 +128,6 @@ class FQL(TargetSettings, ActorCriticAgent):
         flow = NetworkCopies.create(self._flow, flow_key, flow_spec, optimizer=None, name="flow")
         check_actor(self._flow, flow.online, flow_spec)
         return FQLCopies(actor, critics, flow.with_optimizer_state(self.optimizer_at()), average)
-
-    def check_copies(self, copies: FQLCopies) -> None:
-        """Check that copies were created with the agent's networks and settings; see `OffPolicyAgent.check_copies`."""
-        super().check_copies(copies)
-        check_optimizer_state(self.optimizer_at(), copies.flow.online.params, copies.flow.optimizer_state)
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The densest action of the actor, or of its average if there is one; see `FlowDistribution.mode`."""

@@ -21,7 +21,7 @@ from polyak.networks.feedforward import MLP, complete, policy_settings
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.layers import has_images, is_narrow
 from polyak.networks.quadratic import BestAction, check_value, quadratic_q, quadratic_spec
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import huber, weighted_sum
 from polyak.ops.schedules import StepCount
 from polyak.policies.exploration import RandomWarmStart
@@ -85,10 +85,6 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         check_actor(self._network, copies.online, spec)
         check_value(self._network, copies.online, spec)
         return copies.with_optimizer_state(self.optimizer_at())
-
-    def check_copies(self, copies: NetworkCopies) -> None:
-        """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
-        check_optimizer_state(self.optimizer_at(), copies.online.params, copies.optimizer_state)
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The best action, μ(s)."""

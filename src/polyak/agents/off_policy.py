@@ -15,7 +15,7 @@ from polyak.agents.agent import BaseAgent
 from polyak.agents.resets import Resets, ResetSettings, create_resets, reset_if_due
 from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.follow import Follow
-from polyak.copies.network_copies import follow_by
+from polyak.copies.network_copies import NetworkCopies, follow_by
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar
@@ -31,7 +31,7 @@ from polyak.learning.normalizers import (
 from polyak.learning.prefill import add_stream
 from polyak.learning.skip_counts import count_skips, nonfinite_data
 from polyak.ops.distributions import parameter_shapes
-from polyak.ops.gradient_step import Guard, StepLog, diagnose_skips, in_float32
+from polyak.ops.gradient_step import Guard, StepLog, check_optimizer_state, diagnose_skips, in_float32
 from polyak.ops.losses import sum_over_devices
 from polyak.ops.schedules import StepCount, saturating_add, value_at
 from polyak.replay.drawn import DrawnBatches, DrawnReplay, Errors
@@ -68,8 +68,7 @@ class OffPolicyState:
 class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAgent):
     """An agent that learns from a replay.
 
-    A leaf defines `create_copies`, `check_copies`, `train_step`, `policy` and `collect_policy`, and has `TargetSettings` if it
-    has targets.
+    A leaf defines `create_copies`, `train_step`, `policy` and `collect_policy`, and has `TargetSettings` if it has targets.
 
     Attributes:
         spec: the environment's spaces (`env.spec`).
@@ -138,13 +137,15 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
             axis_name: inside `shard_map`, the mesh axis that the batch is split over.
         """
 
-    @abc.abstractmethod
     def check_copies(self, copies: PyTree) -> None:
-        """Check that copies were created with the agent's settings, which would silently not be used.
+        """Check that copies were created with the agent's settings, which would silently not be used: here its optimizer.
 
         Raises:
             ValueError: the copies were created with other settings.
         """
+        for network in jax.tree.leaves(copies, is_leaf=lambda node: isinstance(node, NetworkCopies)):
+            if isinstance(network, NetworkCopies):
+                check_optimizer_state(self.optimizer_at(), network.online.params, network.optimizer_state)
 
     def follow(self) -> Follow | None:
         """The rule by which the targets follow; None for an agent without targets."""

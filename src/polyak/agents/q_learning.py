@@ -16,7 +16,7 @@ from polyak.core.types import Metrics, Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.recurrent_replay import carry_of_one
 from polyak.networks.layers import is_narrow
 from polyak.ops.distributions.combinations import as_discrete, combine_actions, for_values
-from polyak.ops.gradient_step import Aux, StepLog, check_optimizer_state
+from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Linear, Schedule, StepCount, check_schedule, value_at
 from polyak.policies.episode_head import EpisodeHead
@@ -112,10 +112,6 @@ class QAgent(TargetSettings, OffPolicyAgent):
         loss = partial(self.loss, online=copies.online, target=copies.variables("target"), key=key)
         copies, log = copies.train(loss, self.optimizer_at(env_steps), batch, enabled=enabled, axis_name=axis_name)
         return copies.follow(updates=log.applied.astype(jnp.uint32)), log
-
-    def check_copies(self, copies: NetworkCopies) -> None:
-        """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
-        check_optimizer_state(self.optimizer_at(), copies.online.params, copies.optimizer_state)
 
     def metrics(self, before: OffPolicyState, after: OffPolicyState) -> Metrics:
         """The learning rate, and the probability of a random action while the rollout was collected."""

@@ -138,11 +138,6 @@ class RNDDQN(QAgent):
             error_stats=RunningStats.init(()),
         )
 
-    def check_copies(self, copies: RNDCopies) -> None:  # type: ignore[override]
-        """Check that copies were created with the agent's optimizer; see `OffPolicyAgent.check_copies`."""
-        for network in (copies.extrinsic, copies.intrinsic, copies.predictor):
-            super().check_copies(network)
-
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest Q_E."""
         return Greedy(self._network_policy(state, state.copies.extrinsic.evaluated()))
