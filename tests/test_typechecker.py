@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 
 from polyak.core.types import TimeStep
-from polyak.ops.losses import masked_mean
+from polyak.ops.losses import weighted_sum
 from polyak.ops.returns import gae
 from polyak.replay.uniform import UniformReplay
 
@@ -14,7 +14,7 @@ from polyak.replay.uniform import UniformReplay
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: masked_mean(jnp.zeros(3), jnp.zeros(4)),
+        lambda: weighted_sum(jnp.zeros(3), jnp.zeros(4)),
         lambda: gae(*(jnp.zeros(3),) * 3, jnp.zeros(4, bool), jnp.zeros(3, bool), gamma=0.9, gae_lambda=0.9),
         lambda: UniformReplay(8).draw(
             UniformReplay(8).init(jnp.zeros(2), jnp.zeros(1), num_steps=1), jax.random.key(0), "four", 1

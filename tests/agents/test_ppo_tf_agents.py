@@ -20,7 +20,6 @@ from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
 from polyak.learning.batch import Batch
-from polyak.ops import losses
 from polyak.ops.gradient_step import clip_to_norm, global_norm
 from polyak.ops.losses import adapt_kl_beta
 from polyak.ops.normalize import RunningStats
@@ -256,4 +255,4 @@ def test_statistics_after_the_update_are_tf_agents(case, what):
 def test_the_losses_of_the_file_are_not_trivial():
     terms = {name.split("/")[-1] for name in FILE.files if "/step/1/" in name}
     assert {"policy_gradient_loss", "kl_penalty_loss", "l2_regularization_loss"} <= terms
-    assert losses.masked_mean(jnp.abs(jnp.asarray(FILE["kl_normal_sgd/kl_after"])), jnp.ones((4, 9))) > 1e-3
+    assert np.mean(np.abs(FILE["kl_normal_sgd/kl_after"])) > 1e-3

@@ -1,4 +1,4 @@
-"""Per-step losses without reduction, `masked_mean`, which reduces them to a scalar, action values, and masks of steps."""
+"""Per-step losses without reduction, weighted sums and means, action values, and masks of steps."""
 
 import functools
 
@@ -22,31 +22,21 @@ KL_BETA_FACTOR = 1.5
 SMALLEST_KL_BETA, LARGEST_KL_BETA = 1e-6, 1e6
 
 
-def masked_mean(x: Float[Array, "*shape"], weight: Float[Array, "*shape"] | Bool[Array, "*shape"]) -> Float[Array, ""]:
-    """The weighted mean Σ w x / Σ w over the entries with w > 0; 0 if there are none.
+def weighted_sum(x: Float[Array, "*shape"], weight: Float[Array, "*shape"]) -> Float[Array, ""]:
+    """Σ w x over w > 0; with weights that sum to 1, the weighted mean. Sums over microbatches add up to the batch's sum.
 
     An entry with a weight of 0 (or negative, or NaN) affects neither the result nor its gradient with respect to `x`. A NaN in
     the inputs of the function that computed `x` still enters that function's gradient, since 0 · NaN = NaN: mask a network's
     inputs too.
 
     Args:
-        weight: one per entry of x; bool or numbers.
+        weight: one per entry of x.
 
     Raises:
         ValueError: `x` and `weight` differ in shape.
 
-    >>> masked_mean(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([True, False, True]))
+    >>> weighted_sum(jnp.array([1.0, jnp.nan, 5.0]), jnp.array([0.5, 0.0, 0.5]))
     Array(3., dtype=float32)
-    """
-    weight = _positive_weight(x, weight)
-    return jnp.sum(_weighted(x, weight)) / _at_least_tiny(jnp.sum(weight))
-
-
-def weighted_sum(x: Float[Array, "*shape"], weight: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """Σ w x over w > 0; with weights that sum to 1, the weighted mean. Sums over microbatches add up to the batch's sum.
-
-    Raises:
-        ValueError: `x` and `weight` differ in shape.
     """
     return jnp.sum(_weighted(x, _positive_weight(x, weight)))
 
