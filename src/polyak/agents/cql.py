@@ -124,8 +124,7 @@ class CQL(TargetSettings, SoftActorAgent):
         if weight is not None:
             learned = jnp.exp(weight.log_alpha)
             agent = dataclasses.replace(self, cql_weight=learned, target_gap=None, cql_learning_rate=None)
-        step = partial(super(CQL, agent).train_step, env_steps=env_steps, axis_name=axis_name)
-        trained, log = step(copies, batch, key, enabled)
+        trained, log = super(CQL, agent).train_step(copies, batch, key, enabled, env_steps=env_steps, axis_name=axis_name)
         if weight is not None and self.target_gap is not None:
             gradient = -jnp.exp(weight.log_alpha) * (log.terms["cql_gap"] - self.target_gap)
             optimizer = self.optimizer_at(env_steps, self.cql_learning_rate)
