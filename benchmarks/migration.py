@@ -27,11 +27,13 @@ CLASSES = {
     "stable-baselines3": {name: f"stable_baselines3.{name}" for name in ("PPO", "DQN", "SAC", "TD3", "DDPG")}
     | {name: f"sb3_contrib.{name}" for name in ("QRDQN", "TQC")},
     "tf-agents": {agent: f"tf_agents.agents.{name}Agent" for agent, name in TF_AGENTS.items()},
-    "rl-coach": {name: name for name in ("DQN", "C51", "QRDQN", "SAC", "TD3", "DDPG")},
+    "rl-coach": {name: name for name in ("PPO", "A2C", "REINFORCE", "DQN", "C51", "QRDQN", "SAC", "TD3", "DDPG")},
 }
+# Agents that only count for a table that names them.
+WITHOUT_REPLAY = ("PPO", "A2C", "REINFORCE")
 NUMBER = r"-?\d{1,3}(?:,\d{3})+|-?\d+(?:\.\d+)?(?:e-?\d+)?"
 TOKEN = re.compile(
-    r"(?P<side>in both\b|there\b|here\b)|(?P<agent>\b(?:PPO|DQN|C51|QRDQN|SAC|TQC|TD3|DDPG|the others)\b)"
+    r"(?P<side>in both\b|there\b|here\b)|(?P<agent>\b(?:PPO|A2C|REINFORCE|DQN|C51|QRDQN|SAC|TQC|TD3|DDPG|the others)\b)"
     rf"|(?P<value>-dim A(?: / 2)?|\(\d+, \d+\)|`\"[^`]+`|\b(?:off|True|False)\b|{NUMBER})|(?P<word>`[^`]+`|[^\W\d]+)"
 )
 NEUTRAL = {"and", "of", "environment", "gradient", "steps", "transitions", "ε"}
@@ -103,7 +105,8 @@ def read_page(library: str) -> Iterator[tuple[str, list[Default]]]:
     for section in re.findall(r"^## (Every .*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
         for header, rows in re.findall(r"\n(\|.*)\n\|-.*\n((?:\|.*\n)*)", section):
             words = re.findall(r"\w+", f"{section.splitlines()[0]} {header}")
-            agents = [agent for name, agent in classes.items() if name in words] or [a for a in classes.values() if a != "PPO"]
+            agents = [agent for name, agent in classes.items() if name in words]
+            agents = agents or [agent for agent in classes.values() if agent not in WITHOUT_REPLAY]
             for row in rows.splitlines():
                 theirs, ours, *text = row.strip("|").split(" | ")
                 sides, found = {"there": names_in(theirs), "here": names_in(ours)}, []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import polyak
+from polyak.agents.a2c import A2C
 from polyak.agents.bootstrapped_dqn import BootstrappedDQN
 from polyak.agents.c51 import C51
 from polyak.agents.ddpg import DDPG
@@ -17,6 +18,7 @@ from polyak.agents.ppo import PPO
 from polyak.agents.ppo_kl import PPOKL
 from polyak.agents.qrdqn import QRDQN
 from polyak.agents.qt_opt import QTOpt
+from polyak.agents.reinforce import REINFORCE
 from polyak.agents.sac import SAC
 from polyak.agents.td3 import TD3
 from polyak.agents.tqc import TQC
@@ -101,6 +103,15 @@ COACH_DQN = """
     pre_network_filter
 """
 
+# The parameters of RL Coach's ClippedPPO, PPO, ActorCritic and PolicyGradients.
+COACH_ROLLOUTS = """
+    discount policy_gradient_rescaler gae_lambda clip_likelihood_ratio_using_epsilon value_targets_mix_fraction
+    estimate_state_value_using_gae use_kl_regularization beta_entropy num_consecutive_playing_steps optimization_epochs
+    normalization_stats clipping_decay_schedule act_for_full_episodes update_pre_network_filters_state_on_train
+    update_pre_network_filters_state_on_inference num_episodes_in_experience_replay target_kl_divergence
+    initial_kl_coefficient high_kl_penalty_coefficient apply_gradients_every_x_episodes num_steps_between_gradient_updates
+    batch_size learning_rate optimizer_type optimizer_epsilon clip_gradients async_training shared_optimizer
+"""
 
 # The arguments of TF-Agents' agent for each of polyak's.
 TF_AGENTS_OF = {
@@ -228,6 +239,13 @@ def test_every_argument_of_agents_with_a_replay_leads_to_a_setting(library):
     # One of TF-Agents, and methods of agents.
     calls -= {"QNetwork", "collect_policy", "policy", "update"}
     assert calls and all(any(hasattr(owner, name) for owner in (polyak, polyak.policies, DQN)) for name in calls), calls
+
+
+def test_every_parameter_of_coach_agents_that_learn_from_rollouts_leads_to_a_setting():
+    heading = "Every parameter of agents that learn from rollouts"
+    assert set(COACH_ROLLOUTS.split()) <= column(COACH_PAGE, heading, 1)
+    fields = FIELDS | {field.name for agent in (A2C, REINFORCE) for field in dataclasses.fields(agent)}
+    assert {name for name in column(COACH_PAGE, heading, 2) if re.fullmatch("[a-z_]+", name)} <= fields
 
 
 @pytest.mark.parametrize(
