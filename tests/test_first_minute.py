@@ -288,6 +288,42 @@ def test_methods_of_models_of_other_libraries(name, instead):
     assert not hasattr(AGENT, name)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("update_target_network", r"update_target\(tau\)"),
+        ("parallel_prediction", r"predict\(\["),
+        ("apply_gradients_and_sync_networks", r"apply_and_sync\(\)"),
+        ("target_network", r"variables\('target'\)"),
+    ],
+)
+def test_verbs_of_coach_on_network_copies(name, instead):
+    copies = AGENT.init(KEY).copies
+    with pytest.raises(AttributeError, match=rf"'NetworkCopies' object has no attribute '{name}'; use .*{instead}"):
+        getattr(copies, name)
+
+
+@pytest.mark.parametrize(
+    ("agent", "name", "instead"),
+    [
+        (polyak.PPO, "policy_gradient_rescaler", "advantages of the agent"),
+        (polyak.A2C, "policy_gradient_rescaler", "gae_lambda of the agent"),
+        (polyak.A2C, "num_steps_between_gradient_updates", "num_steps of the agent"),
+        (polyak.PPOKL, "high_kl_penalty_coefficient", "kl_cutoff_coef of PPOKL"),
+        (polyak.REINFORCE, "normalize_returns", "normalize_advantage of the agent"),
+    ],
+)
+def test_settings_of_coach_and_tf_agents_agents_that_learn_from_rollouts(agent, name, instead):
+    with pytest.raises(TypeError, match=f"{agent.__name__}: unknown field '{name}' of (RL Coach|TF-Agents); use {instead}"):
+        agent(ENV.spec, **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["SacAgent", "TFPyPolicy", "PyDriver", "NetworkWrapper", "ClippedPPOAgentParameters"])
+def test_classes_of_tf_agents_and_coach(name):
+    with pytest.raises(AttributeError, match=rf"module 'polyak' has no attribute '{name}'; use .*polyak\.\w+"):
+        getattr(polyak, name)
+
+
 def test_attributes_of_environments_and_results(result):
     host_env = polyak.envs.make("CartPole-v1")
     for env in (ENV, host_env):
