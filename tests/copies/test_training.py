@@ -57,6 +57,15 @@ def test_loss_that_is_not_one_value_per_sample_raises():
         made().train_and_sync(squared, INPUTS, GOALS, jnp.ones(3))
 
 
+@pytest.mark.parametrize(
+    "loss", [lambda out, _: (out.mean(), {}), lambda out, _: {"a": out}, lambda out, _: out, lambda out, _: ({}, {})]
+)
+def test_loss_that_returns_no_parts_raises(loss):
+    for method in (made().train_and_sync, made().compute_gradients):
+        with pytest.raises(TypeError, match=r"loss_fn must return \(parts, others\), dicts of arrays"):
+            method(loss, INPUTS, GOALS)
+
+
 def test_predictions_are_in_order_and_a_copy_may_appear_twice():
     copies = moved(made(Follow()), 2.0)
     first, second, third = copies.predict([("online", INPUTS), ("target", INPUTS), ("online", INPUTS[:1])])

@@ -26,9 +26,11 @@ def loss_of_outputs(loss_fn: OutputLoss, network: Network, variables: Variables,
     def loss(params: PyTree, batch: tuple[PyTree, PyTree, Float[Array, " B"] | None]) -> tuple[Float[Array, ""], Aux]:
         inputs, targets, weights = batch
         outputs, _, stats = network.apply(dataclasses.replace(variables, params=params), inputs, train=True, key=key)
-        parts, others = loss_fn(outputs, targets)
-        means: Terms = {name: _mean(name, part, weights) for name, part in parts.items()}
-        return jnp.sum(jnp.stack(list(means.values()))), Aux({**others, **means}, stats)
+        match result := loss_fn(outputs, targets):
+            case (Mapping() as parts, Mapping() as others) if parts:
+                means: Terms = {name: _mean(name, part, weights) for name, part in parts.items()}
+                return jnp.sum(jnp.stack(list(means.values()))), Aux({**others, **means}, stats)
+        raise TypeError(f"loss_fn must return (parts, others), dicts of arrays, parts with [B] each, got {result!s:.200}")
 
     return loss
 
@@ -46,8 +48,7 @@ def predict_all(
     outputs = []
     for number, (name, obs) in enumerate(zip(names, inputs, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, number)
-        out, _, _ = network.apply(copies[name], obs, train=train and name != "target", key=own_key)
-        outputs.append(out)
+        outputs.append(network.apply(copies[name], obs, train=train and name != "target", key=own_key)[0])
     return outputs
 
 
@@ -55,5 +56,4 @@ def _mean(name: str, part: Array, weights: Array | None) -> Float[Array, ""]:
     if part.ndim != 1 or (weights is not None and part.shape != weights.shape):
         expected = "[B]" if weights is None else f"{list(weights.shape)} (the shape of importance_weights)"
         raise ValueError(f"loss part {name!r} must have one value per sample, shape {expected}, got {list(part.shape)}")
-    part = part.astype(jnp.float32)
-    return jnp.mean(part if weights is None else part * weights)
+    return jnp.mean(part.astype(jnp.float32) if weights is None else part.astype(jnp.float32) * weights)
