@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue
 from polyak.networks.recurrent import LSTM
 from polyak.policies import numpy_reader
+from polyak.policies.exploration import EpsilonGreedy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from tests.loops.setting import ENV
 from tests.policies.test_network_policy import policy_for
@@ -44,6 +46,17 @@ print([name for name in sys.modules if name in training or name.startswith(tuple
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0 and ran.stdout.strip() == "[]", ran.stdout + ran.stderr
+
+
+def test_a_policy_without_a_run_is_written_under_a_plain_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = EnvSpec(VECTOR, Discrete(4))
+    policy = policy_for(spec)
+    assert write_policy(EpsilonGreedy(policy, 0.5), spec, "stablehlo", "p.stablehlo") == [Path("p.stablehlo")]
+    np.testing.assert_array_equal(load_policy("p.stablehlo").predict(OBS)[0], Greedy(policy).predict(OBS)[0])
+    with pytest.raises(ValueError, match="export: kind must be one of 'stablehlo', 'onnx', 'numpy', got 'h5'"):
+        write_policy(policy, spec, "h5", "p.h5")
+    assert not Path("p.h5").exists()
 
 
 @pytest.mark.parametrize("high", [1, 4, 255])

@@ -2,12 +2,15 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
 import numpy.typing as npt
 
+from polyak.core.checks import check_choice
 from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.types import Policy
 from polyak.export.archive import Export, ExportError, make_header, replace_file, to_members, write_export
@@ -29,17 +32,27 @@ _READER_SOURCE = Path(numpy_reader.__file__)
 MAX_READER_BYTES = 2**20
 
 
-def write_policy(policy: Policy, spec: EnvSpec, kind: Format, output: Path, about: dict[str, Any]) -> list[Path]:
-    """Write a policy; returns the files.
+def write_policy(
+    policy: Policy, spec: EnvSpec, kind: Format, path: str | os.PathLike[str], about: Mapping[str, Any] = MappingProxyType({})
+) -> list[Path]:
+    """Write a policy to a file for deployment, which `polyak.load_policy` takes too; returns the files.
+
+    The file has the mode of the policy's distribution. `Result.export` and `polyak export` write the policy of a training.
 
     Args:
-        spec: the agent's; a policy that has a spec may see fewer entries of the observation.
+        policy: any policy in JAX, such as one of a training loop by hand.
+        spec: the environment's; a policy that has a spec may see fewer entries of the observation.
+        kind: `"stablehlo"`, `"onnx"` or `"numpy"`, which also writes `numpy_reader.py` next to the file.
+        path: the file, replaced if it exists.
+        about: names and numbers for the file's header.
 
     Raises:
-        ExportError, ValueError: the format does not support the policy, the file cannot be written, or a `numpy_reader.py` that
-            polyak has not written would be replaced.
+        ExportError, ValueError: the format is unknown or does not support the policy, the file cannot be written, or a
+            `numpy_reader.py` that polyak has not written would be replaced.
         ImportError: the extra `onnx` is missing.
     """
+    check_choice("export", "kind", kind, tuple(SUFFIXES))
+    output, about = Path(path), dict(about)
     spec = getattr(policy, "spec", spec)
     step = export_function(policy, spec)
     if kind == "numpy":
