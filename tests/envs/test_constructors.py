@@ -230,8 +230,18 @@ def test_dynamics_and_their_class_are_environments_in_jax(given, settings):
     assert env == AutoReset(CartPole(max_episode_steps=7), 3, "rescale", reset_pool=2)
 
 
-def test_the_class_of_dynamics_needs_no_base_class():
-    assert isinstance(envs.make(Own).dynamics, Own)
+class Settable:
+    """Dynamics that set their spec when they are created."""
+
+    reset, step, observe = CartPole.reset, CartPole.step, CartPole.observe
+
+    def __init__(self):
+        self.spec = CartPole().spec
+
+
+@pytest.mark.parametrize("dynamics", [Own, Settable])
+def test_the_class_of_dynamics_needs_no_base_class(dynamics):
+    assert isinstance(envs.make(dynamics, reset_pool=2).dynamics, dynamics)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -259,6 +269,13 @@ def test_a_gymnasium_environment_with_the_members_of_dynamics_is_none_in_jax():
     assert isinstance(env, HostEnv) and env.num_envs == 2
 
 
+class Incomplete:
+    """Dynamics without observations."""
+
+    spec = CartPole().spec
+    reset, step = CartPole.reset, CartPole.step
+
+
 NO_FUNCTION = "got {}; pass the environment in JAX or its class, not a function that creates it"
 
 
@@ -271,7 +288,14 @@ NO_FUNCTION = "got {}; pass the environment in JAX or its class, not a function 
         ({"id": Own, "vectorization": "sync"}, ValueError, "vectorization is for Gymnasium environments .* got 'sync'"),
         ({"id": Own, "num_envs": 2**21}, ValueError, r"num_envs must be an integer in \[1, 1048576\]"),
         ({"id": lambda: Own()}, TypeError, NO_FUNCTION.format("Own")),
-        ({"id": lambda: AutoReset(Own())}, TypeError, NO_FUNCTION.format("AutoReset")),
+        ({"id": lambda: AutoReset(Own())}, TypeError, "got AutoReset; .* and use one that make has created directly"),
+        (
+            {"id": Incomplete},
+            TypeError,
+            "Incomplete has an EnvSpec, and must have the methods reset, step",
+        ),
+        ({"id": Incomplete()}, TypeError, "Incomplete has an EnvSpec, and must have the methods reset, step, observe"),
+        ({"id": (Own, 3)}, TypeError, "a pair must have an environment, not its class, got"),
     ],
 )
 def test_a_wrong_argument_for_dynamics_is_an_error(arguments, error, says):

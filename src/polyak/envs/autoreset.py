@@ -36,7 +36,11 @@ REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 @runtime_checkable
 class Dynamics(Protocol):
-    """Batched dynamics without autoreset: pure functions over a state with leaves `[B, ...]`."""
+    """Batched dynamics without autoreset: pure functions over a state with leaves `[B, ...]`.
+
+    They may also have `has_costly_reset = True` (`polyak.envs.make` then uses a pool of initial states), `render(state)` and
+    `render_fps`.
+    """
 
     @property
     def spec(self) -> EnvSpec:

@@ -17,7 +17,7 @@ from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, PACKAGES
 from polyak.envs.built_in import DYNAMICS
 from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, closing_on_error, named_batch
 from polyak.envs.info_reader import check_info_metrics
-from polyak.envs.libraries import is_from
+from polyak.envs.libraries import METHODS, has_dynamics, is_from
 from polyak.envs.source import EnvSource, can_make_again
 
 if TYPE_CHECKING:
@@ -168,14 +168,18 @@ def _choose_reset_pool(reset_pool: Literal["auto"] | int | None, dynamics: Dynam
 
 
 def _check_not_made(id: Any) -> None:
-    """Check that the argument of `make` is not an environment created by `make`.
+    """Check that the argument of `make` is neither an environment created by `make` nor incomplete dynamics.
 
     Raises:
-        TypeError: it is one.
+        TypeError: it is one of these.
     """
     # Gymnasium's specs have another class.
-    if isinstance(getattr(id, "spec", None), EnvSpec) and not isinstance(id, Dynamics):
+    if not isinstance(getattr(id, "spec", None), EnvSpec) or has_dynamics(id):
+        return
+    if isinstance(id, Env | HostEnv):
         raise TypeError(f"make: id is already an environment created by make ({id.spec.id}); use it directly")
+    name = getattr(id, "__name__", type(id).__name__)
+    raise TypeError(f"make: {name} has an EnvSpec, and must have the methods {', '.join(METHODS)} of dynamics")
 
 
 def _check_options(env: Any, arguments: Mapping[str, Any], *, is_jax: bool) -> None:
@@ -197,8 +201,11 @@ def is_in_jax(env: Any) -> bool:
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
     env = env[0] if isinstance(env, tuple) and env else env
-    is_dynamics = isinstance(env, Dynamics) and not is_from("gymnasium", env)
-    return is_dynamics or isinstance(env, Env) or _library_of(env) is not None
+    if is_from("gymnasium", env):  # also a wrapper of gymnax or Brax for Gymnasium
+        return False
+    # A class may set its spec in __init__.
+    is_dynamics = has_dynamics(env) if isinstance(env, type) else isinstance(env, Dynamics | Env)
+    return is_dynamics or _library_of(env) is not None
 
 
 def _dynamics_by_name(id: str, settings: dict[str, Any]) -> Dynamics:
@@ -217,6 +224,8 @@ def _dynamics_of_object(env: Any, settings: dict[str, Any]) -> Dynamics:
         env, settings = env(**settings), {}
     check_no_settings(settings)
     pair, (env, *params) = env, env if isinstance(env, tuple) else (env,)
+    if isinstance(env, type):
+        raise TypeError(f"make: a pair must have an environment, not its class, got {pair!r:.80}")
     library = _library_of(env)
     if params and (library not in WITH_PARAMS or len(params) > 1):
         raise TypeError(f"make: a pair must be an environment of {', '.join(WITH_PARAMS)} and its parameters, got {pair!r:.80}")

@@ -52,7 +52,7 @@ def check_no_settings(settings: dict[str, Any]) -> None:
         TypeError: `env_kwargs` is not empty.
     """
     if settings:
-        raise TypeError("make: env_kwargs must be None unless id is a name or a class in JAX; set them where env is created")
+        raise TypeError("make: env_kwargs must be None unless id is a name or a class in JAX; set them where it is created")
 
 
 def _batch_by_name(id: str, options: BatchOptions, settings: dict[str, Any], import_modules: bool) -> Any:

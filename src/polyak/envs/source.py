@@ -15,7 +15,7 @@ class EnvSource:
     """The arguments of `polyak.envs.make` that create equal environments.
 
     Attributes:
-        id: a name, or a function that creates an environment.
+        id: a name, or a function or class that creates an environment.
         options: all other arguments except `num_envs`.
     """
 
