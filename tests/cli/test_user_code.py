@@ -1,6 +1,7 @@
 """Agents, environments and wrappers of a person's own, named on the command line."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -237,6 +238,20 @@ def test_an_own_environment_in_jax_trains_resumes_evaluates_and_is_filmed(comman
     assert last_checkpoint("run") == last_checkpoint("whole")
     result = polyak.resume("whole", env=sys.modules["mine_of_me"].Count, env_steps=192, progress=False)
     assert set(result.evaluation.lengths.tolist()) == {7}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["make_pole --loop host", "Count"])
+def test_a_module_that_starts_jax_trains_and_resumes_on_two_devices(env, workdir):
+    (workdir / "starting.py").write_text(MODULE + "\nHALF = jnp.float32(1.0) / 2\n")
+    small = "--num-steps 8 --num-envs 2 --num-epochs 1 --num-minibatches 1 --hidden 4 --eval-episodes 2"
+    words = f"train ppo --env starting:{env} --run-dir run --env-steps 64 --devices 2 {small}"
+    for arguments in (words, f"resume run --env-steps 96 --env starting:{env.split()[0]}"):
+        process = subprocess.run(
+            [sys.executable, "-m", "polyak", *arguments.split()], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert process.returncode == 0, process.stderr
+    assert open_run("run").read_config()["devices"] == 2
 
 
 @pytest.mark.slow

@@ -77,7 +77,10 @@ def train_new_run(
     """
     try:
         _check(flags, user, intrinsic)
-        # Before user-defined code starts JAX; the setting is for the host loop on one device.
+        # Before user-defined code starts JAX, which reads these; synchronous dispatch is for the host loop on one device.
+        if flags.learners > 1:
+            leave_accelerators()
+        configure_devices(flags.devices or 1, flags.loop, flags.num_envs)
         dispatch_synchronously()
         target, env_kwargs = env_maker(user, env_id)
         is_jax = is_in_jax(target)
@@ -90,7 +93,6 @@ def train_new_run(
             raise UsageError(f"--devices {flags.devices} must be left out with --seeds {flags.seeds}, which train in parallel")
         learners = _learners(flags, loop)
         if learners is not None:
-            leave_accelerators()
             devices = flags.devices or learners.number
         else:
             devices = 1 if in_parallel else configure_devices(flags.devices, loop, flags.num_envs)

@@ -135,6 +135,10 @@ def _resume(directory: Path, flags: ResumeFlags) -> int:
             for sentence in ended_schedules(run, config):
                 print(f"note: {sentence}")
             return resume_on_data(run, config, flags)
+    config = read_config(open_run(directory), flags.user.agent)
+    if with_learners(config, flags.learners)[1] is None:
+        # Before user-defined code starts JAX.
+        configure_devices(config.devices, config.loop, config.num_envs)
     config = read_user_run(open_run(directory), flags.user, flags.imports).config
     # May raise, so it is called before the run is opened for writing.
     _with_workers(config, flags)
