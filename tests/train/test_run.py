@@ -20,6 +20,7 @@ import polyak
 from polyak.cli import main
 from polyak.core.types import Progress
 from polyak.envs.autoreset import AutoReset
+from polyak.envs.classic import CartPole
 from polyak.envs.source import source_of
 from polyak.replay.mixed import MixedReplay
 from polyak.runs import read_config
@@ -552,8 +553,27 @@ def test_options_of_an_environment_of_ones_own_are_stored_and_used_again(directo
     assert config.is_user_env and config.env_options == {"nonfinite": "pass", "info_metrics": ["speed"]}
     again = evaluation.make_again(open_run("run"), config, Pole, 2)
     assert again.source.options["nonfinite"] == "pass" and list(again.source.options["info_metrics"]) == ["speed"]
-    # Another environment than the run's has options of its own.
-    assert evaluation.run_source(dataclasses.replace(config, is_user_env=False), Pole).options == {"action_scaling": "clip"}
+    # Options of Gymnasium's environments are none of those in JAX, and another environment than the run's has its own.
+    scaling = {"action_scaling": "clip"}
+    assert evaluation.run_source(config, "jax/CartPole-v1").options == scaling
+    assert evaluation.run_source(dataclasses.replace(config, is_user_env=False), Pole).options == scaling
+
+
+class Walk(CartPole):
+    """An environment in JAX of one's own."""
+
+
+def test_the_class_of_an_environment_in_jax_has_the_settings_of_the_run(directory):
+    env = polyak.envs.make(Walk, num_envs=2, reset_pool=3)
+    with prepare(small(env), env, TrainSettings(env_steps=16, run_dir="run"), source=source_of(env)):
+        config = read_config(open_run("run"))
+    assert config.is_user_env and config.env_options == {"reset_pool": 3}
+    config = dataclasses.replace(config, env_kwargs={"max_episode_steps": 7})
+    again = evaluation.make_again(open_run("run"), config, Walk, 2)
+    assert again == AutoReset(Walk(max_episode_steps=7), 2, reset_pool=3)
+    config = dataclasses.replace(config, user_flags={"env": "mine:Walk", "env_kwargs": ["mode"]})
+    with pytest.raises(ValueError, match=r"texts in env_kwargs \(mode\), .*; pass env=polyak.envs.make\(Walk, num_envs="):
+        evaluation.make_again(open_run("run"), config, Walk, 2)
 
 
 @pytest.mark.slow

@@ -29,14 +29,24 @@ REWARD, LENGTH, SUCCESS = "eval/mean_reward", "eval/mean_ep_length", "eval/succe
 def run_source(config: RunConfig, target: str | Callable[[], Any] | None = None) -> EnvSource:
     """Return the source of a run's environment, or of another one with the same action scaling.
 
-    A user-defined environment, given again, has the run's options too, and a class in JAX the run's `env_kwargs`.
+    The function or class of a user-defined environment, given again, has the run's options too, and a class in JAX the
+    `--env-kwargs` of a run of the command line.
+
+    Raises:
+        ValueError: `target` is a class in JAX, and `env_kwargs` had texts, which a run does not store.
     """
     options: dict[str, Any] = {"action_scaling": config.action_scaling}
     if target is None:
         options |= {"env_kwargs": config.env_kwargs, "import_modules": False, **config.env_options}
-    elif config.is_user_env and can_make_again(target):
-        options |= config.env_options
-        if isinstance(target, type) and is_in_jax(target):
+    elif config.is_user_env and ((is_jax := is_in_jax(target)) or can_make_again(target)):
+        # The pool of initial states is for environments in JAX, all other options are for Gymnasium's.
+        options |= {name: value for name, value in config.env_options.items() if (name == "reset_pool") == is_jax}
+        if is_jax and isinstance(target, type):
+            if texts := config.user_flags.get("env_kwargs"):
+                raise ValueError(
+                    f"env must be an environment: the run had texts in env_kwargs ({', '.join(texts)}), which a run does not "
+                    f"store; pass env=polyak.envs.make({target.__name__}, num_envs=..., env_kwargs=...)"
+                )
             options["env_kwargs"] = config.env_kwargs
     return EnvSource(config.env if target is None else target, options)
 

@@ -13,6 +13,7 @@ from polyak.core.checks import check_choice, check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Agent, Env, HostEnv, State
+from polyak.envs.autoreset import AutoReset
 from polyak.envs.constructors import is_in_jax, make
 from polyak.envs.source import EnvSource, can_make_again, source_of
 from polyak.loops.agent_check import check_agent
@@ -316,7 +317,7 @@ def prepare(
         env_kwargs={} if stored is None else stored.options["env_kwargs"],
         threads=threads,
         is_user_env=stored is None,
-        env_options=stored_options(source),
+        env_options=stored_options(source, env),
         eval_every=eval_every,
         eval_episodes=eval_episodes if eval_every else 0,
         final_eval_episodes=eval_episodes,
@@ -379,7 +380,9 @@ def storable(source: EnvSource) -> EnvSource | None:
     return EnvSource(source.id, {**source.options, "env_kwargs": dict(kwargs)})
 
 
-def stored_options(source: EnvSource | None) -> dict[str, Any]:
+def stored_options(source: EnvSource | None, env: Env | HostEnv | None) -> dict[str, Any]:
     """Return the arguments of `make` in `ENV_OPTIONS` that are not its defaults, also of a user-defined environment."""
     options, defaults = {} if source is None else source.options, inspect.signature(make).parameters
+    if isinstance(env, AutoReset) and not (source and isinstance(source.id, str)) and env.reset_pool is not None:
+        options = {"reset_pool": env.reset_pool}
     return {name: options[name] for name in ENV_OPTIONS if name in options and options[name] != defaults[name].default}

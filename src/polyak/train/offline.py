@@ -229,7 +229,7 @@ def prepare_offline(
         env_kwargs={} if stored is None else stored.options["env_kwargs"],
         threads=threads,
         is_user_env=stored is None and not (env is None and data.has_spaces and data.spec.id),
-        env_options=stored_options(source),
+        env_options=stored_options(source, env),
         eval_every=eval_every,
         eval_episodes=episodes if eval_every else 0,
         final_eval_episodes=episodes,
