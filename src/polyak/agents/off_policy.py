@@ -138,7 +138,9 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         """
 
     def check_copies(self, copies: PyTree) -> None:
-        """Check that copies were created with the agent's settings, which would silently not be used: here its optimizer.
+        """Check that copies were created with the agent's settings, which would silently not be used.
+
+        Here every `NetworkCopies` must have the agent's optimizer.
 
         Raises:
             ValueError: the copies were created with other settings.
