@@ -454,7 +454,7 @@ class NetworkCopies:
             loss function's other arrays, and `grad_norm`, the norm of the gradient before clipping.
 
         Raises:
-            TypeError: the loss returns something else than two dicts, or no part.
+            TypeError: the loss returns something other than two dicts, or a first dict without entries.
             ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)

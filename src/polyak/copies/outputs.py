@@ -30,7 +30,7 @@ def loss_of_outputs(loss_fn: OutputLoss, network: Network, variables: Variables,
             case (Mapping() as parts, Mapping() as others) if parts:
                 means: Terms = {name: _mean(name, part, weights) for name, part in parts.items()}
                 return jnp.sum(jnp.stack(list(means.values()))), Aux({**others, **means}, stats)
-        raise TypeError(f"loss_fn must return (parts, others), dicts of arrays, parts with [B] each, got {result!s:.200}")
+        raise TypeError(f"loss_fn must return (parts, others), dicts of arrays, of parts [B], got {type(result).__name__}")
 
     return loss
 

@@ -35,13 +35,13 @@ MAX_READER_BYTES = 2**20
 def write_policy(
     policy: Policy, spec: EnvSpec, kind: Format, path: str | os.PathLike[str], about: Mapping[str, Any] = MappingProxyType({})
 ) -> list[Path]:
-    """Write a policy to a file for deployment, which `polyak.load_policy` takes too; returns the files.
+    """Write a policy to a file for deployment; returns the files. `polyak.load_policy` loads StableHLO and NumPy files.
 
     The file has the mode of the policy's distribution. `Result.export` and `polyak export` write the policy of a training.
 
     Args:
-        policy: any policy in JAX, such as one of a training loop by hand.
-        spec: the environment's; a policy that has a spec may see fewer entries of the observation.
+        policy: a policy in JAX that the format supports, such as the policy of a training loop by hand.
+        spec: the environment's; a policy with a spec of its own, which may see fewer entries of the observation, uses that.
         kind: `"stablehlo"`, `"onnx"` or `"numpy"`, which also writes `numpy_reader.py` next to the file.
         path: the file, replaced if it exists.
         about: names and numbers for the file's header.
