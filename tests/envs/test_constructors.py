@@ -264,9 +264,16 @@ class Observing(toys.Scripted):
         return None
 
 
-def test_a_gymnasium_environment_with_the_members_of_dynamics_is_none_in_jax():
-    env = envs.make(Observing, num_envs=2)
+@pytest.mark.parametrize("library", ["mine", "gymnax.wrappers.gym", "brax.envs.wrappers.gym"])
+def test_a_gymnasium_environment_with_the_members_of_dynamics_is_none_in_jax(library):
+    env = envs.make(type("Wrapper", (Observing,), {"__module__": library}), num_envs=2)
     assert isinstance(env, HostEnv) and env.num_envs == 2
+
+
+def test_the_class_of_an_environment_of_pettingzoo_is_told_its_conversion():
+    methods = dict.fromkeys(("reset", "step", "observe"), lambda self: None)
+    with pytest.raises(TypeError, match=r"got Theirs; convert a parallel environment with supersuit"):
+        envs.make(type("Theirs", (), {"__module__": "pettingzoo.mine", **methods}))
 
 
 class Incomplete:
@@ -292,9 +299,9 @@ NO_FUNCTION = "got {}; pass the environment in JAX or its class, not a function 
         (
             {"id": Incomplete},
             TypeError,
-            "Incomplete has an EnvSpec, and must have the methods reset, step",
+            "Incomplete must have the methods reset, step, observe .*, has no observe$",
         ),
-        ({"id": Incomplete()}, TypeError, "Incomplete has an EnvSpec, and must have the methods reset, step, observe"),
+        ({"id": Incomplete()}, TypeError, "Incomplete must have the methods reset, step, observe .*, has no observe$"),
         ({"id": (Own, 3)}, TypeError, "a pair must have an environment, not its class, got"),
     ],
 )

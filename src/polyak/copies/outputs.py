@@ -48,7 +48,8 @@ def predict_all(
     outputs = []
     for number, (name, obs) in enumerate(zip(names, inputs, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, number)
-        outputs.append(network.apply(copies[name], obs, train=train and name != "target", key=own_key)[0])
+        out, _, _ = network.apply(copies[name], obs, train=train and name != "target", key=own_key)
+        outputs.append(out)
     return outputs
 
 
@@ -56,4 +57,5 @@ def _mean(name: str, part: Array, weights: Array | None) -> Float[Array, ""]:
     if part.ndim != 1 or (weights is not None and part.shape != weights.shape):
         expected = "[B]" if weights is None else f"{list(weights.shape)} (the shape of importance_weights)"
         raise ValueError(f"loss part {name!r} must have one value per sample, shape {expected}, got {list(part.shape)}")
-    return jnp.mean(part.astype(jnp.float32) if weights is None else part.astype(jnp.float32) * weights)
+    part = part.astype(jnp.float32)
+    return jnp.mean(part if weights is None else part * weights)

@@ -179,7 +179,8 @@ def _check_not_made(id: Any) -> None:
     if isinstance(id, Env | HostEnv):
         raise TypeError(f"make: id is already an environment created by make ({id.spec.id}); use it directly")
     name = getattr(id, "__name__", type(id).__name__)
-    raise TypeError(f"make: {name} has an EnvSpec, and must have the methods {', '.join(METHODS)} of dynamics")
+    missing = ", ".join(method for method in METHODS if not callable(getattr(id, method, None)))
+    raise TypeError(f"make: {name} must have the methods {', '.join(METHODS)} of dynamics in JAX, has no {missing}")
 
 
 def _check_options(env: Any, arguments: Mapping[str, Any], *, is_jax: bool) -> None:
@@ -201,7 +202,8 @@ def is_in_jax(env: Any) -> bool:
     if isinstance(env, str):
         return env.startswith(JAX_PREFIXES)
     env = env[0] if isinstance(env, tuple) and env else env
-    if is_from("gymnasium", env):  # also a wrapper of gymnax or Brax for Gymnasium
+    # A wrapper of gymnax or Brax for Gymnasium is from both; PettingZoo's environments have the methods of dynamics.
+    if is_from("gymnasium", env) or is_from("pettingzoo", env):
         return False
     # A class may set its spec in __init__.
     is_dynamics = has_dynamics(env) if isinstance(env, type) else isinstance(env, Dynamics | Env)

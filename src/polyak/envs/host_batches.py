@@ -52,7 +52,10 @@ def check_no_settings(settings: dict[str, Any]) -> None:
         TypeError: `env_kwargs` is not empty.
     """
     if settings:
-        raise TypeError("make: env_kwargs must be None unless id is a name or a class in JAX; set them where it is created")
+        raise TypeError(
+            f"make: env_kwargs must be None unless id is a name or a class in JAX, got {settings!r:.80}; set them where the "
+            "environment is created"
+        )
 
 
 def _batch_by_name(id: str, options: BatchOptions, settings: dict[str, Any], import_modules: bool) -> Any:
