@@ -503,8 +503,8 @@ MUTATIONS = (
     ),
     Mutation(
         "copies/network_copies.py",
-        "bad, enabled, has_gradient)[0]",
-        "bad, enabled)[0]",
+        "bad, enabled, has_gradient, to=to)[0]",
+        "bad, enabled, to=to)[0]",
         ("copies/test_accumulated.py::test_empty_accumulator_makes_no_step_even_with_momentum",),
     ),
     Mutation(

@@ -217,26 +217,34 @@ class NetworkCopies:
         bad: Mapping[str, Bool[Array, ""]],
         enabled: Bool[Array, ""] | bool = True,
         data_is_finite: Bool[Array, ""] | bool = True,
+        *,
+        to: Literal["online", "shared"] = "online",
     ) -> tuple["NetworkCopies", StepLog]:
-        """The second half of `train`: one step of the online copy along these gradients, and its log.
+        """The second half of `train`: one step of a copy along these gradients, and its log.
 
         Args:
-            optimizer: see `train`.
+            optimizer: its state is the shared copy's if it is shared, else this worker's own.
             gradients: with the tree structure of the weights, float32.
-            aux: its terms go into the log; its statistics replace the online copy's.
+            aux: its terms go into the log; its statistics replace the copy's.
             bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
             enabled: see `train`.
             data_is_finite: see `train`.
+            to: the copy to update.
 
         Raises:
-            ValueError: the optimizer's state is the shared copy's.
+            ValueError: `to` is online and the optimizer's state is the shared copy's.
         """
-        if self.shared_optimizer:
+        if to == "online" and self.shared_optimizer:
             raise ValueError(f"{self.name}: the optimizer is shared; apply to 'shared', or create with shared_optimizer=False")
-        online, state, log = apply_gradient(
-            optimizer, self.online, self.optimizer_state, gradients, aux, bad, enabled, data_is_finite
-        )
-        return dataclasses.replace(self._count(log), online=online, optimizer_state=state), log
+        state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
+        copy, state, log = apply_gradient(optimizer, self._stored(to), state, gradients, aux, bad, enabled, data_is_finite)
+        if to == "online":
+            copies = dataclasses.replace(self, online=copy, optimizer_state=state)
+        else:
+            states = (state, self.optimizer_state) if self.shared_optimizer else (self._shared.optimizer_state, state)
+            copies = dataclasses.replace(self, shared=self._shared.after_step(copy, states[0], log), optimizer_state=states[1])
+        guard = self.guard.after_update(log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32), log.bad)
+        return dataclasses.replace(copies, steps=saturating_add(self.steps, log.applied), guard=guard), log
 
     def sync(self) -> "NetworkCopies":
         """Copy shared → online, then online → target, whichever exist, regardless of the `Follow` counters.
@@ -360,8 +368,7 @@ class NetworkCopies:
             check_same_tree(stats, copy.stats, "apply_gradients", sides=("statistics", to))
         gradients = in_float32(gradients)
         bad = {"gradient": lost | ~all_finite(gradients)}
-        step = self.step if to == "online" else self._step_shared
-        return step(self._optimizer, gradients, Aux({}, stats), bad, enabled, has_gradient)[0]
+        return self.step(self._optimizer, gradients, Aux({}, stats), bad, enabled, has_gradient, to=to)[0]
 
     def apply_and_sync(self, gradients: PyTree = None, *, reset: bool = True) -> "NetworkCopies":
         """Apply gradients to the shared copy and pull it, or to the online copy if none is shared; the target is unchanged.
@@ -464,7 +471,7 @@ class NetworkCopies:
             gradients = clip_to_norm(gradients, aux.terms["grad_norm"], clip)
         if self.shared is None:
             return self.step(self._optimizer, gradients, aux, bad)
-        copies, log = self._step_shared(self._optimizer, gradients, aux, bad)
+        copies, log = self.step(self._optimizer, gradients, aux, bad, to="shared")
         return copies.update_online(), log
 
     def predict(
@@ -526,27 +533,6 @@ class NetworkCopies:
         if stored is None:
             raise ValueError(f"{self.name}: {unknown_name(name, self.names, 'copy')}")
         return stored
-
-    def _step_shared(
-        self,
-        optimizer: optax.GradientTransformation,
-        gradients: PyTree,
-        aux: Aux,
-        bad: Mapping[str, Bool[Array, ""]],
-        enabled: Bool[Array, ""] | bool = True,
-        data_is_finite: Bool[Array, ""] | bool = True,
-    ) -> tuple["NetworkCopies", StepLog]:
-        """The copies after one gradient step of the shared copy, and its log; see `Shared.step`."""
-        state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
-        shared, state, log = self._shared.step(optimizer, state, gradients, aux, bad, enabled, data_is_finite)
-        if self.shared_optimizer:
-            shared, state = dataclasses.replace(shared, optimizer_state=state), self.optimizer_state
-        return dataclasses.replace(self._count(log), shared=shared, optimizer_state=state), log
-
-    def _count(self, log: StepLog) -> "NetworkCopies":
-        """The copies with one more gradient step in their counts."""
-        guard = self.guard.after_update(log.skipped.astype(jnp.uint32), log.applied.astype(jnp.uint32), log.bad)
-        return dataclasses.replace(self, steps=saturating_add(self.steps, log.applied), guard=guard)
 
     @property
     def _accumulated(self) -> Accumulated:

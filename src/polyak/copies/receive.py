@@ -13,7 +13,7 @@ from polyak.core.checks import check_integer
 from polyak.core.struct import struct
 from polyak.core.tree_check import check_same_tree
 from polyak.core.types import PyTree, copy_buffers
-from polyak.ops.gradient_step import Aux, all_finite, in_float32
+from polyak.ops.gradient_step import Aux, all_finite, apply_gradient, in_float32
 
 
 @struct
@@ -169,14 +169,12 @@ def receive(
     state = shared.optimizer_state if states is None else jax.tree.map(lambda x: x[push.worker], states)
     gradients = in_float32(gradients)
     bad = {"gradient": ~all_finite(gradients) | ~is_known}
-    new_shared, state, log = shared.step(optimizer, state, gradients, Aux({}, stats), bad, enabled & ~is_empty, is_finite)
-    receipt = Receipt(log.applied, is_empty, ~is_new, is_stale, log.skipped, is_new & is_quarantined)
-
-    new_shared = dataclasses.replace(
-        new_shared,
-        optimizer_state=state if states is None else shared.optimizer_state,
-        dropped=shared.dropped + is_stale.astype(jnp.uint32),
+    variables, state, log = apply_gradient(
+        optimizer, shared.variables, state, gradients, Aux({}, stats), bad, enabled & ~is_empty, is_finite
     )
+    new_shared = shared.after_step(variables, state if states is None else shared.optimizer_state, log)
+    receipt = Receipt(log.applied, is_empty, ~is_new, is_stale, log.skipped, is_new & is_quarantined)
+    new_shared = dataclasses.replace(new_shared, dropped=shared.dropped + is_stale.astype(jnp.uint32))
     new_senders = senders._count(push, receipt)
     if states is not None:
         states = jax.tree.map(lambda all_, one: all_.at[push.worker].set(one), states, state)

@@ -1,15 +1,13 @@
 """The copy of a network that several workers train."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, UInt32
 
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Variables, copy_buffers
-from polyak.ops.gradient_step import Aux, StepLog, apply_gradient
+from polyak.ops.gradient_step import StepLog
 
 
 @struct
@@ -38,19 +36,7 @@ class Shared:
         is_past = version <= self.version
         return is_past if max_staleness is None else is_past & (self.version - version <= jnp.uint32(max_staleness))
 
-    def step(
-        self,
-        optimizer: optax.GradientTransformation,
-        optimizer_state: PyTree,
-        gradients: PyTree,
-        aux: Aux,
-        bad: Mapping[str, Bool[Array, ""]],
-        enabled: Bool[Array, ""] | bool = True,
-        data_is_finite: Bool[Array, ""] | bool = True,
-    ) -> tuple["Shared", PyTree, StepLog]:
-        """One gradient step of this copy, which counts as a version, and the optimizer state after it; see `apply_gradient`."""
-        variables, optimizer_state, log = apply_gradient(
-            optimizer, self.variables, optimizer_state, gradients, aux, bad, enabled, data_is_finite
-        )
+    def after_step(self, variables: Variables, optimizer_state: PyTree, log: StepLog) -> "Shared":
+        """This copy with what `apply_gradient` returned; an applied gradient step counts as a version."""
         version = self.version + log.applied.astype(jnp.uint32)
-        return dataclasses.replace(self, variables=variables, version=version), optimizer_state, log
+        return dataclasses.replace(self, variables=variables, optimizer_state=optimizer_state, version=version)
