@@ -4,7 +4,7 @@ import functools
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +147,7 @@ def _number_text(x: Any) -> str:
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class Discrete:
-    """The integers `start, ..., start + n - 1`. Agents count from 0; the environment sees `start` added.
+    """The integers `start, ..., start + n - 1`, as int32. Agents count from 0; the environment sees `start` added.
 
     Raises:
         ValueError: `n` is not a positive integer that int32 holds, or `start` no integer.
@@ -155,6 +155,8 @@ class Discrete:
 
     n: int
     start: int = 0
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int32)
 
     def __post_init__(self) -> None:
         if int(self.n) != self.n or not 1 <= self.n < 2**31:
@@ -164,21 +166,11 @@ class Discrete:
         object.__setattr__(self, "n", int(self.n))
         object.__setattr__(self, "start", int(self.start))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one value: a scalar."""
-        return ()
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Always int32."""
-        return np.dtype(np.int32)
-
 
 @short_repr()
 @dataclass(frozen=True, repr=False)
 class MultiDiscrete:
-    """A flat vector of integers, the i-th among `start[i], ..., start[i] + nvec[i] - 1`.
+    """A flat vector of int32, the i-th among `start[i], ..., start[i] + nvec[i] - 1`.
 
     Raises:
         ValueError: `nvec` is empty, not flat, or has an entry that is not a positive integer that int32 holds; `start` has
@@ -187,6 +179,7 @@ class MultiDiscrete:
 
     nvec: tuple[int, ...]
     start: tuple[int, ...] = ()
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int32)
 
     def __post_init__(self) -> None:
         nvec = np.asarray(self.nvec)
@@ -205,11 +198,6 @@ class MultiDiscrete:
         """The shape of one value."""
         return (len(self.nvec),)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Always int32."""
-        return np.dtype(np.int32)
-
 
 @short_repr()
 @dataclass(frozen=True, repr=False)
@@ -221,17 +209,13 @@ class MultiBinary:
     """
 
     shape: tuple[int, ...]
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
 
     def __post_init__(self) -> None:
         shape = tuple(int(n) for n in np.atleast_1d(np.asarray(self.shape)))
         if not shape or min(shape) < 1:
             raise ValueError(f"MultiBinary: every dimension must be positive, got {self.shape!r}")
         object.__setattr__(self, "shape", shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Always int8."""
-        return np.dtype(np.int8)
 
 
 @short_repr()
