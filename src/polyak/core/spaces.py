@@ -237,8 +237,7 @@ class Dict(_ByValue):
     def _identity(self) -> tuple[Any, ...]:
         return tuple(self.spaces.items())
 
-    def __str__(self) -> str:
-        return text_of(self)  # On one line, for errors.
+    __str__ = text_of  # On one line, for errors.
 
 
 @short_repr()
@@ -253,8 +252,7 @@ class Tuple:
             raise ValueError("Tuple: a Tuple space needs at least one entry, got none")
         object.__setattr__(self, "spaces", tuple(self.spaces))
 
-    def __str__(self) -> str:
-        return text_of(self)  # On one line, for errors.
+    __str__ = text_of  # On one line, for errors.
 
 
 Leaf: TypeAlias = Box | Discrete | MultiDiscrete | MultiBinary
