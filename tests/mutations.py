@@ -1124,8 +1124,8 @@ MUTATIONS = (
     ),
     Mutation(
         "core/spaces.py",
-        "return action + action.dtype.type(space.start) if space.start else action",
-        "return action - action.dtype.type(space.start) if space.start else action",
+        "return action + _like(space.start, action) if np.any(space.start) else action",
+        "return action - _like(space.start, action) if np.any(space.start) else action",
         ("core/test_spaces.py::test_native_action_counts_from_the_start",),
     ),
     Mutation(

@@ -409,10 +409,8 @@ class EnvSpec:
 
     def _native_leaf(self, space: Leaf, action: Any) -> Any:
         match space:
-            case Discrete():
-                return action + action.dtype.type(space.start) if space.start else action
-            case MultiDiscrete():
-                return action + _like(space.start, action) if any(space.start) else action
+            case Discrete() | MultiDiscrete():
+                return action + _like(space.start, action) if np.any(space.start) else action
             case Box():
                 return self._native_box(space, action)
             case _:
