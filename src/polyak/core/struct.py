@@ -157,7 +157,8 @@ def struct(cls: type[T] | None = None, *, kw_only: bool = False) -> Any:
         return tree
 
     jax.tree_util.register_pytree_with_keys(data, flatten_with_keys, unflatten, flatten)
-    return suggest_fields(data)
+    data.__init__ = suggest_names(data.__init__)  # type: ignore[method-assign]
+    return data
 
 
 def _inherit_defaults(cls: type) -> None:
@@ -183,12 +184,6 @@ def _distance_in(cls: type) -> Callable[[Any], tuple[bool, int]]:
 
 def _fields_of(cls: Any) -> dict[str, Any]:
     return {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
-
-
-def suggest_fields(cls: type[T]) -> type[T]:
-    """Have the constructor of a class suggest the nearest field for an unknown keyword argument."""
-    cls.__init__ = suggest_names(cls.__init__)  # type: ignore[method-assign]
-    return cls
 
 
 def suggest_names(init: Callable[..., None]) -> Callable[..., None]:
