@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -191,26 +191,23 @@ class ObsNormalizer:
 
     def update(self, obs: PyTree, weight: Weights, axis_name: str | None = None) -> "ObsNormalizer":
         """The statistics after a batch of observations; observations of weight 0 are ignored."""
-
-        def leaf(_: Leaf, stats: RunningStats | None, x: Numbers) -> RunningStats | None:
-            return None if stats is None else stats.update(x, weight, axis_name=axis_name)
-
-        return ObsNormalizer(map_space(leaf, self.space, self.stats, obs), self.space, self.clip)
+        return self._map(lambda stats, x: stats.update(x, weight, axis_name), obs)
 
     def empty(self) -> "ObsNormalizer":
         """Without observations; see `RunningStats.empty`."""
-        return self._map(lambda stats: stats.empty())
+        return self._map(RunningStats.empty)
 
     def merge(self, other: "ObsNormalizer") -> "ObsNormalizer":
         """The statistics of the observations of both."""
-        return self._map(RunningStats.merge, other)
+        return self._map(RunningStats.merge, other.stats)
 
-    def _map(self, function: Callable[..., RunningStats], *others: "ObsNormalizer") -> "ObsNormalizer":
-        def leaf(_: Leaf, *stats: RunningStats | None) -> RunningStats | None:
-            return None if stats[0] is None else function(*stats)
+    def _map(self, function: Callable[..., RunningStats], *values: PyTree) -> "ObsNormalizer":
+        """Replace the statistics of each leaf by `function(stats, *leaf_values)`."""
 
-        trees = (self.stats, *(other.stats for other in others))
-        return ObsNormalizer(map_space(leaf, self.space, *trees), self.space, self.clip)
+        def leaf(_: Leaf, stats: RunningStats | None, *x: Any) -> RunningStats | None:
+            return None if stats is None else function(stats, *x)
+
+        return ObsNormalizer(map_space(leaf, self.space, self.stats, *values), self.space, self.clip)
 
 
 @struct
