@@ -13,7 +13,7 @@ from polyak.core.struct import struct
 from polyak.core.types import Rollout, Scalar
 from polyak.learning.check_rollout import check_returns
 from polyak.ops.losses import finite_rows
-from polyak.ops.normalize import ObsNormalizer, RewardScaler, check_can_normalize
+from polyak.ops.normalize import ObsNormalizer, RewardScaler, can_normalize
 
 
 @struct
@@ -85,5 +85,6 @@ def check_normalizers(settings: Any) -> None:
     Raises:
         ValueError: the spec has no observations that can be normalized.
     """
-    if settings.normalize_obs:
-        check_can_normalize(type(settings).__name__, settings.spec.obs)
+    owner, space = type(settings).__name__, settings.spec.obs
+    if settings.normalize_obs and not can_normalize(space):
+        raise ValueError(f"{owner}: normalize_obs must be False for observations without a Box other than uint8, got {space}")

@@ -146,16 +146,6 @@ def can_normalize(space: Space) -> bool:
     return any(is_normalized(leaf) for _, leaf in leaf_spaces(space))
 
 
-def check_can_normalize(owner: str, space: Space) -> None:
-    """Check that there are observations to normalize.
-
-    Raises:
-        ValueError: no part of an observation can be normalized.
-    """
-    if not can_normalize(space):
-        raise ValueError(f"{owner}: normalize_obs must be False for observations without a Box other than uint8, got {space}")
-
-
 @struct
 class ObsNormalizer:
     """Running statistics of the Boxes of an observation; uint8 Boxes (which networks scale) and other spaces pass unchanged.
