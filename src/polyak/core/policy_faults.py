@@ -293,19 +293,18 @@ class ExceptionRelay:
             compiled = (
                 partial(program, *arguments) if isinstance(program, jax.stages.Compiled) else _compile(program, arguments)
             )
-            finish = partial(_finish, compiled)
             with self:
                 in_main = threading.current_thread() is threading.main_thread()
-                result = self._run_in_thread(finish) if in_main else finish()
+                result = self._run_in_thread(compiled) if in_main else jax.block_until_ready(compiled())
         check_error_flags(result)
         return result
 
-    def _run_in_thread(self, finish: Callable[[], T]) -> T:
+    def _run_in_thread(self, program: Callable[[], T]) -> T:
         done, results, errors = threading.Event(), list[T](), list[BaseException]()
 
         def body() -> None:
             try:
-                results.append(finish())
+                results.append(jax.block_until_ready(program()))
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -340,10 +339,6 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
-
-
-def _finish(program: Callable[[], Any]) -> Any:
-    return jax.block_until_ready(program())
 
 
 # JAX passes on only the text of an exception: a number in the text identifies the exception, in whatever thread it arrives.
