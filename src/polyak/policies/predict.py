@@ -122,6 +122,7 @@ class AsPython:
     does; a recurrent policy needs `carry_spec=` this object's `carry_spec`. `predict` returns the environment's own actions.
 
     Args:
+        spec: the policy's.
         act: `(time_step, carry, seed) -> (action, carry)`, in NumPy.
         initial_state: the carry at the start of episodes, by the batch size.
     """
@@ -132,12 +133,7 @@ class AsPython:
         initial_state: Callable[[int], PyTree],
         act: Callable[[TimeStep, PyTree, int], tuple[PyTree, PyTree]],
     ) -> None:
-        self._spec, self._initial_state, self._act = spec, initial_state, act
-
-    @property
-    def spec(self) -> EnvSpec:
-        """The policy's."""
-        return self._spec
+        self.spec, self._initial_state, self._act = spec, initial_state, act
 
     @property
     def carry_spec(self) -> PyTree:
