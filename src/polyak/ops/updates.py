@@ -141,16 +141,10 @@ def tau_at(owner: str, name: str, tau: Tau, step: Any = None) -> float | Array:
 
 def _stat_flags(tree: PyTree, is_stat: Callable[[str], bool] | None) -> list[bool]:
     """True for every leaf that is a statistic rather than a weight."""
-
-    def constant(part: PyTree, stat: bool) -> PyTree:
-        return jax.tree.map(lambda _: stat, part, is_leaf=lambda x: x is None)
-
-    def flags(part: PyTree) -> PyTree:
-        if not isinstance(part, Variables):
-            return constant(part, False)
-        return Variables(constant(part.params, False), constant(part.stats, True), part.graph)
-
-    by_position = jax.tree.leaves(jax.tree.map(flags, tree, is_leaf=lambda x: x is None or isinstance(x, Variables)))
+    by_position: list[bool] = []
+    for part in jax.tree.leaves(tree, is_leaf=lambda x: x is None or isinstance(x, Variables)):
+        weights, stats = (part.params, part.stats) if isinstance(part, Variables) else (part, ())
+        by_position += [False] * len(flatten(weights)[0]) + [True] * len(flatten(stats)[0])
     if is_stat is None:
         return by_position
     return [stat or is_stat(name) for stat, (name, _) in zip(by_position, named_leaves(tree), strict=True)]
