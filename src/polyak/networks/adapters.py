@@ -197,7 +197,7 @@ class Equinox:
         arrays = jax.tree.unflatten(structure, [named[name] for name in names])
         module = eqx.combine(arrays, jax.tree.unflatten(fixed_structure, fixed))
         module = eqx.nn.inference_mode(module, not train)
-        if key is None or not _takes_key(type(module).__call__):
+        if key is None or "key" not in inspect.signature(type(module).__call__).parameters:
             return jax.vmap(module)(obs), carry, variables.stats
         keys = jax.random.split(key, len(jax.tree.leaves(obs)[0]))
         return jax.vmap(lambda one, key: module(one, key=key))(obs, keys), carry, variables.stats
@@ -210,10 +210,6 @@ class Equinox:
         module = jax.tree.unflatten(fixed_structure, fixed)
         nodes = jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqx.nn.Dropout))
         return ["Dropout" for node in nodes if isinstance(node, eqx.nn.Dropout)]
-
-
-def _takes_key(function: Callable[..., Any]) -> bool:
-    return "key" in inspect.signature(function).parameters
 
 
 def _describe(value: Any) -> str:
