@@ -1,5 +1,6 @@
 """The layers that compute the parameters of an action's distribution, and the features of state-dependent exploration."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ from polyak.core.spaces import (
     MultiDiscrete,
     Space,
     leaf_spaces,
-    map_space,
     needs_bounds,
+    unflatten,
 )
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Variables
@@ -108,21 +109,15 @@ class PolicyHead(nnx.Module):
         log_std = {entry_name(path): np.full(shape, settings.log_std, np.float32) for path, shape in shapes.items()}
         self.log_std = nnx.Dict({name: nnx.Param(jax.device_put(array)) for name, array in log_std.items()})
         zeros, constant = nnx.initializers.zeros, nnx.initializers.constant(settings.log_std)
-        outputs_of = {entry_name(path): _outputs(leaf) for path, leaf in boxes if settings.std == "state"}
-        scales = {
-            name: nnx.Linear(features, width, kernel_init=zeros, bias_init=constant, rngs=rngs)
-            for name, width in outputs_of.items()
-        }
-        self.scales = nnx.Dict(scales)
+        scale = partial(nnx.Linear, features, kernel_init=zeros, bias_init=constant, rngs=rngs)
+        self.scales = nnx.Dict({entry_name(path): scale(_outputs(leaf)) for path, leaf in boxes if settings.std == "state"})
 
     def __call__(self, hidden: Float[Array, "B features"]) -> PyTree:
         """In the tree of `ops.distributions.parameter_shapes`."""
-        widths = [_outputs(leaf) for _, leaf in leaf_spaces(self.spec.action)]
-        columns = iter(jnp.split(self.linear(hidden), np.cumsum(widths)[:-1], axis=-1))
-        paths = iter([path for path, _ in leaf_spaces(self.spec.action)])
+        leaves = list(leaf_spaces(self.spec.action))
+        columns = jnp.split(self.linear(hidden), np.cumsum([_outputs(leaf) for _, leaf in leaves])[:-1], axis=-1)
 
-        def leaf_params(space: Leaf) -> PyTree:
-            column, path = next(columns), next(paths)
+        def leaf_params(path: str, space: Leaf, column: Array) -> PyTree:
             match space:
                 case Box():
                     loc = column.reshape(*column.shape[:-1], *space.shape)
@@ -132,7 +127,7 @@ class PolicyHead(nnx.Module):
                 case _:
                     return column
 
-        return map_space(leaf_params, self.spec.action)
+        return unflatten(self.spec.action, [leaf_params(*leaf, column) for leaf, column in zip(leaves, columns, strict=True)])
 
     def sde(self, hidden: Float[Array, "B features"]) -> SDE:
         """Features and σ of state-dependent exploration."""
