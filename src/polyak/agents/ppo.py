@@ -373,12 +373,8 @@ class PPO(OnPolicyAgent):
         of_all, of_last = mean_terms(dataclasses.replace(log, terms=log.terms | {"grad_norm_clipped": clipped}))
         metrics: Metrics = {f"train/{name}": mean for name, mean in of_all.items()}
         metrics |= {f"train/last_epoch/{name}": mean for name, mean in of_last.items()}
-        metrics |= {
-            "train/explained_variance": Mean.of(
-                losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
-            ),
-            **self.metrics(state, new_state),
-        }
+        explained = losses.explained_variance(batch.value, batch.value_target, batch.weight, axis_name)
+        metrics |= {"train/explained_variance": Mean.of(explained), **self.metrics(state, new_state)}
         if self.clip_range is not None:
             metrics["train/clip_range"] = value_at(self.clip_range, state.env_steps)
         return metrics
