@@ -203,13 +203,10 @@ class PPO(OnPolicyAgent):
         # Epochs of minibatches: the loss of each, and a gradient step.
         data_is_finite = ~jnp.any(jnp.stack(list(bad_data.values())))
         online = state.copies.online
-
-        def loss_fn(params: PyTree, batch: Batch, *, variables: Variables, key: PRNGKeyArray) -> tuple[Float[Array, ""], Aux]:
-            return self.loss(params, batch, state, axis_name=axis_name)
-
+        loss = partial(self.loss, state=state, axis_name=axis_name)
         copies, log = train_epochs(
             state.copies,
-            loss_fn,
+            lambda params, batch, variables, key: loss(params, batch),  # without noise, by the statistics in the state
             self.optimizer_at(state.env_steps),
             partial(self._epoch_batch, state, rollout, batch, intrinsic_advantage),
             key,
@@ -240,8 +237,7 @@ class PPO(OnPolicyAgent):
         metrics: Metrics = {**self._update_metrics(state, new_state, batch, log, axis_name), "train/kl": Mean.of(kl)}
         if self.histograms:
             parts = self._num_microbatches(batch, 1, axis_name)
-            loss_of_batch = partial(loss_fn, variables=online, key=key)
-            metrics |= update_histograms(loss_of_batch, full_batch, online.params, copies.online.params, parts, axis_name)
+            metrics |= update_histograms(loss, full_batch, online.params, copies.online.params, parts, axis_name)
         return new_state, metrics
 
     def loss(
