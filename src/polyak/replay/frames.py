@@ -16,11 +16,6 @@ Padding: TypeAlias = Literal["zero", "first"]
 NOT_STORED = 2**30
 
 
-def newest_frames(obs: PyTree) -> PyTree:
-    """The newest frame `[T, B, ...]` of each stack `[T, B, frame_stack, ...]`, oldest first."""
-    return jax.tree.map(lambda x: x[:, :, -1], obs)
-
-
 def observations(
     rows: Any,
     frame_stack: int,

@@ -16,7 +16,7 @@ from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.kernels.random_below import random_below
 from polyak.ops.losses import finite_rows, flatten_steps, mask_invalid
 from polyak.ops.schedules import Count
-from polyak.replay.frames import Padding, newest_frames, observations
+from polyak.replay.frames import Padding, observations
 from polyak.replay.replay import Replay, ReplayState, Rows, Transition, check_capacity
 
 # Independent draws of each sample until one is a transition. Where one row in 20 only resets, all four miss once in 160,000.
@@ -119,7 +119,8 @@ class UniformReplay(Replay):
         slots = state.num_slots(num_envs)
         rows, dropped = _rows_of(rollout)
         if self.frame_stack > 1:
-            rows = dataclasses.replace(rows, obs=newest_frames(rows.obs), game_first=rollout.time_steps.episode_record.first)
+            frames = jax.tree.map(lambda x: x[:, :, -1], rows.obs)
+            rows = dataclasses.replace(rows, obs=frames, game_first=rollout.time_steps.episode_record.first)
         if state.rows.first is not None:
             rows = dataclasses.replace(rows, first=rollout.time_steps.first)
         _check_rows(rows, state.rows)
