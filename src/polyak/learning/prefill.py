@@ -35,9 +35,7 @@ def add_stream(owner: str, ring: Replay, replay: Any, rollout: Rollout) -> Repla
 
 
 def _check_layout(owner: str, replay: Any, num_envs: int) -> None:
-    if isinstance(replay.layout, jax.core.Tracer):
-        return
-    if not int(replay.size):
+    if isinstance(replay.layout, jax.core.Tracer) or not int(replay.size):
         return
     slots, stored_envs, _ = np.asarray(replay.layout).tolist()
     if slots != replay.num_slots(stored_envs):
