@@ -407,8 +407,8 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
 
     def _create_replay(self) -> ReplayState:
         action = self.spec.action
-        shape = parameter_shapes(action) if isinstance(action, Discrete | MultiDiscrete) else None
-        mask = None if shape is None or not self.spec.has_action_mask else jnp.zeros(shape, bool)
+        has_mask = self.spec.has_action_mask and isinstance(action, Discrete | MultiDiscrete)
+        mask = jnp.zeros(parameter_shapes(action), bool) if has_mask else None
         example = zeros(self.spec.obs), in_float32(zeros(action)), mask
         return self.replay.init(*example, num_steps=self.num_steps, carry=self.initial_carry())
 
