@@ -226,7 +226,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             ValueError: settings contradict each other; the message names them.
         """
         super()._check_together()
-        owner, obs = type(self).__name__, self.spec.obs
+        owner = type(self).__name__
         if self.takes_sequences:
             check_sequences(owner, self.actor, self.replay, self.num_steps, name="actor")
         has_memory = [isinstance(network, RecurrentNetwork) for network in (self.actor, self.critics)]
@@ -239,17 +239,14 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             raise ValueError(f"{owner}: critics must not be recurrent beside an actor that is not, got {self.critics!r}")
         if self.has_unit_weights and isinstance(self.actor, RecurrentNetwork):
             raise ValueError(f"{owner}: weight_norm must be False with recurrent networks, whose gates have a scale, got True")
-        if self.shared_encoder and not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
-            raise ValueError(
-                f"{owner}: shared_encoder must be False unless the networks are Actor and Critics, got {self.actor!r} and "
-                f"{self.critics!r}"
-            )
-        if self.shared_encoder and self.views["actor"] != self.views["critic"]:
-            raise ValueError(
-                f"{owner}: shared_encoder must be False unless actor_obs and critic_obs are equal, got {self.views}"
-            )
-        if self.shared_encoder and not has_images(obs):
-            raise ValueError(f"{owner}: shared_encoder must be False for observations without an image, got {obs}")
+        if self.shared_encoder:
+            wanted = f"{owner}: shared_encoder must be False"
+            if not (isinstance(self.actor, Actor) and isinstance(self.critics, Critics)):
+                raise ValueError(f"{wanted} unless the networks are Actor and Critics, got {self.actor!r} and {self.critics!r}")
+            if self.views["actor"] != self.views["critic"]:
+                raise ValueError(f"{wanted} unless actor_obs and critic_obs are equal, got {self.views}")
+            if not has_images(self.spec.obs):
+                raise ValueError(f"{wanted} for observations without an image, got {self.spec.obs}")
 
     def _evaluated_actor(self, state: OffPolicyState) -> Variables:
         """The actor, or its average if there is one."""
