@@ -154,14 +154,14 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             ValueError: a network has batch normalization, and the replay draws sequences.
         """
         actor_key, critics_key = jax.random.split(key)
-        critic_spec, optimizer = self.spec_of("critic"), self.optimizer_at()
         actor_spec = self.spec_of("actor") if actor_spec is None else actor_spec
-        actor = NetworkCopies.create(
-            self._actor, actor_key, actor_spec, optimizer=None, target=actor_target, name="actor"
-        ).with_optimizer_state(optimizer)
-        critics = NetworkCopies.create(
-            self._critics, critics_key, critic_spec, optimizer=None, target=self.follow(), name="critics"
-        ).with_optimizer_state(optimizer)
+
+        def create(name: str, network: Network, key: PRNGKeyArray, spec: EnvSpec, target: Follow | None) -> NetworkCopies:
+            copies = NetworkCopies.create(network, key, spec, optimizer=None, target=target, name=name)
+            return copies.with_optimizer_state(self.optimizer_at())
+
+        actor = create("actor", self._actor, actor_key, actor_spec, actor_target)
+        critics = create("critics", self._critics, critics_key, self.spec_of("critic"), self.follow())
         check_actor(self._actor, actor.online, actor_spec)
         if self.replay.draws_sequences and (has_batch_statistics(actor.online) or has_batch_statistics(critics.online)):
             reason = "with a SequenceReplay, whose hidden steps would change its statistics"
