@@ -254,7 +254,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
             sample_key, train_key = keys
             stored = dataclasses.replace(replay, priorities=priorities)
             batch = ring.sample(stored, sample_key, batch_size, axis_name=axis_name, **options)
-            return self._train_on(batch, copies, normalizers, train_key, axis_name, state.env_steps)
+            return self._train_on(normalize(batch, normalizers), copies, train_key, axis_name, state.env_steps)
 
         def wait(copies: PyTree, priorities: PyTree, keys: Array) -> tuple[PyTree, StepLog, Array]:
             _, *rest = jax.eval_shape(learn, copies, priorities, keys)
@@ -289,16 +289,9 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         return new_state, metrics | ring.metrics(new_state.replay, axis_name=axis_name)
 
     def _train_on(
-        self,
-        batch: Transition,
-        copies: PyTree,
-        normalizers: Normalizers,
-        key: PRNGKeyArray,
-        axis_name: str | None,
-        env_steps: StepCount,
+        self, batch: Transition, copies: PyTree, key: PRNGKeyArray, axis_name: str | None, env_steps: StepCount
     ) -> tuple[PyTree, StepLog, Array]:
-        """Normalize a drawn batch and take a gradient step on it; also returns the batch's rows."""
-        batch = normalize(batch, normalizers)
+        """Take a gradient step on a normalized batch; also returns the batch's rows."""
         total = sum_over_devices(batch.weight.sum(), axis_name)
         batch = without_hidden_rows(batch, copies)
         batch = dataclasses.replace(batch, weight=batch.weight / jnp.where(total > 0, total, 1.0))
@@ -321,7 +314,8 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         copies, resets = reset_if_due(self, copies, state.resets, state.updates, jnp.array(True))
         batch = self.replay.sample(replay, sample_key, self.batch_size, **self._draw_options(state.env_steps, 1))
         batch = dataclasses.replace(batch, from_data=jnp.ones(batch.weight.shape, bool))
-        copies, log, index = self._train_on(batch, copies, state.normalizers, train_key, None, state.env_steps)
+        batch = normalize(batch, state.normalizers)
+        copies, log, index = self._train_on(batch, copies, train_key, None, state.env_steps)
         if self.replay.has_priorities:
             replay = self.replay.set_priorities(replay, index, log.terms["priority"])
         log, no_rows = jax.tree.map(lambda x: x[None], log), jnp.zeros((), jnp.uint32)
