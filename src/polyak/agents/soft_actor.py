@@ -31,7 +31,7 @@ from polyak.policies.critic_state import WithCriticState
 from polyak.policies.exploration import RandomWarmStart
 from polyak.policies.network_policy import DiscountedReturn
 from polyak.policies.repeated_noise import repeat_noise
-from polyak.policies.sde import add_sde, check_sde
+from polyak.policies.sde import StateDependentExploration, check_sde
 from polyak.replay.replay import Transition
 
 ENTROPY_FRACTION = 0.98
@@ -213,7 +213,7 @@ class SoftActorAgent(ActorCriticAgent):
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's distribution, with its noise held or dependent on the state; at first uniformly random actions."""
         actor, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
-        explorer = repeat_noise(actor, self.max_noise_repeats) if freq is None else add_sde(actor, freq)
+        explorer = repeat_noise(actor, self.max_noise_repeats) if freq is None else StateDependentExploration(actor, freq)
         return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
