@@ -8,23 +8,19 @@ import jax.numpy as jnp
 from polyak.core.types import PyTree
 
 
-def leaf_path(path: tuple[Any, ...]) -> str:
-    """The path of a leaf, as used in errors and by `match="name"`.
-
-    >>> leaf_path(jax.tree_util.tree_leaves_with_path({"params": [1.0]})[0][0])
-    'params/0'
-    """
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def quoted(name: str) -> str:
     """A leaf name for error messages; a tree that is a single leaf has no name."""
     return f"leaf '{name}'" if name else "the only leaf"
 
 
 def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
-    """All leaves with their names, in tree order; None is a leaf."""
-    return [(leaf_path(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)]
+    """All leaves with their names, as used in errors and by `match="name"`, in tree order; None is a leaf.
+
+    >>> named_leaves({"params": [1.0, None]})
+    [('params/0', 1.0), ('params/1', None)]
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_none)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
 def flatten(tree: PyTree) -> tuple[list[Any], Any]:
