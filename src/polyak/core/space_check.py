@@ -61,8 +61,7 @@ def obs_specs(space: Space) -> tuple[ArraySpec, ...]:
 def _obs_spec(keys: tuple[Any, ...], space: Leaf) -> ArraySpec:
     match space:
         case Discrete():
-            low: Any = space.start
-            return ArraySpec(keys, (), space.dtype, low, low + space.n - 1)
+            return ArraySpec(keys, (), space.dtype, space.start, space.start + space.n - 1)
         case MultiDiscrete():
             low = np.array(space.start)
             return ArraySpec(keys, space.shape, space.dtype, low, low + np.array(space.nvec) - 1)
