@@ -95,8 +95,7 @@ def soft_update_if_valid(
         TypeError, ValueError: as `soft_update`.
     """
     updated = soft_update(online, target, tau, stats_tau=stats_tau, is_stat=is_stat, step=step, key=key)
-    taus = [tau] if stats_tau is None else [tau, stats_tau]
-    flags = [is_valid_tau(each, step) for each in taus]
+    flags = [is_valid_tau(each, step) for each in (tau, stats_tau) if each is not None]
     if check_finite:
         pairs = zip(flatten(online)[0], flatten(target)[0], strict=True)
         flags += [_may_follow(*pair) for pair in pairs if _is_float(pair[1])]
@@ -128,8 +127,7 @@ def tau_at(owner: str, name: str, tau: Tau, step: Any = None) -> float | Array:
     if isinstance(tau, jax.core.Tracer):
         if tau.shape != () or not (jnp.issubdtype(tau.dtype, jnp.floating) or jnp.issubdtype(tau.dtype, jnp.integer)):
             raise ValueError(f"{owner}: {name} must be a scalar in [0, 1], got {tau.dtype}{list(tau.shape)}")
-        value = tau.astype(jnp.float32)
-        return jnp.where((value >= 0.0) & (value <= 1.0), value, 0.0)
+        return jnp.where(is_valid_tau(tau), tau.astype(jnp.float32), 0.0)
     if np.shape(tau) != ():
         raise ValueError(f"{owner}: {name} must be a scalar in [0, 1], got shape {np.shape(tau)}")
     if isinstance(tau, jax.Array) and jnp.issubdtype(tau.dtype, jnp.floating):
