@@ -190,9 +190,9 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             if name == "critics" and given is None and isinstance(self.actor, Recurrent):
                 given = dataclasses.replace(self.actor, head=critics)
             if self.takes_sequences and isinstance(given, RecurrentNetwork):
-                object.__setattr__(self, name, recurrent_network(owner, name, given, default))
-                continue
-            network = feedforward_or_default(owner, name, given, default, has_unit_weights=self.has_unit_weights)
+                network = recurrent_network(owner, name, given, default)
+            else:
+                network = feedforward_or_default(owner, name, given, default, has_unit_weights=self.has_unit_weights)
             if given is None:
                 warn_of_flat_images(owner, name, network, spec)
             object.__setattr__(self, name, network)
