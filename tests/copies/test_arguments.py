@@ -5,7 +5,8 @@ import optax
 import pytest
 
 from polyak.copies.follow import Follow
-from tests.copies.line import ADAM, GOALS, INPUTS, made
+from polyak.ops.gradient_step import Aux
+from tests.copies.line import ADAM, GOALS, INPUTS, SGD, made
 
 
 @pytest.mark.parametrize("shared", [Follow(), 1, None])
@@ -32,6 +33,23 @@ def test_optimizers_of_optax_are_taken():
 def test_requests_that_are_no_pairs_are_rejected(requests, unchecked):
     with pytest.raises((TypeError, ValueError)):
         made().predict(requests)
+
+
+NO_AUX = {
+    "a loss alone": lambda params, batch: jnp.sum(params["w"]),
+    "a dict of metrics": lambda params, batch: (jnp.sum(params["w"]), {"norm": params["b"]}),
+    "nothing beside the loss": lambda params, batch: (jnp.sum(params["w"]), None),
+    "three results": lambda params, batch: (jnp.sum(params["w"]), Aux({}), ()),
+}
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("name", NO_AUX)
+def test_a_loss_of_the_parameters_that_returns_no_aux_is_rejected(name, num_microbatches, unchecked):
+    example = r"aux a polyak.ops.gradient_step.Aux such as Aux\(\{'error': error\}\)"
+    wanted = rf"^loss_fn must return \(loss, aux\), {example}, got ."
+    with pytest.raises(TypeError, match=wanted):
+        made().train(NO_AUX[name], SGD, INPUTS, num_microbatches=num_microbatches)
 
 
 LOSSES = {

@@ -199,6 +199,7 @@ class NetworkCopies:
             axis_name: inside `shard_map`, the mesh axis that the batch is split over; gradients are summed.
 
         Raises:
+            TypeError: the loss returns something other than `(loss, aux)`.
             ValueError: the optimizer's state is the shared copy's.
         """
         gradient, aux = compute_gradient(

@@ -13,6 +13,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, UInt32
 
+from polyak.core.printing import text_of
 from polyak.core.struct import struct
 from polyak.core.types import Metrics, PyTree, Scalar, Terms, Variables
 from polyak.ops.losses import sum_over_devices
@@ -140,12 +141,18 @@ def compute_gradient(
     Args:
         num_microbatches: equal parts of the batch whose gradients are computed one after the other.
         axis_name: inside `shard_map`, the mesh axis that the batch is split over.
+
+    Raises:
+        TypeError: the loss returns something other than `(loss, aux)`.
     """
 
     def gradient_of(part: PyTree) -> tuple[tuple[PyTree, Terms], tuple[Terms, PyTree]]:
         def loss(params: PyTree) -> tuple[Float[Array, ""], Aux]:
-            value, aux = loss_fn(params, part)
-            return value, dataclasses.replace(aux, terms=aux.terms | {"loss": value})
+            match result := loss_fn(params, part):
+                case (value, Aux() as aux):
+                    return value, dataclasses.replace(aux, terms=aux.terms | {"loss": value})
+            wanted = "(loss, aux), aux a polyak.ops.gradient_step.Aux such as Aux({'error': error})"
+            raise TypeError(f"loss_fn must return {wanted}, got {text_of(result)}")
 
         gradient, aux = jax.grad(loss, has_aux=True)(params)
         samples = {name: term for name, term in aux.terms.items() if jnp.ndim(term) > 0}
