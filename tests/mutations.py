@@ -521,8 +521,8 @@ MUTATIONS = (
     ),
     Mutation(
         "copies/outputs.py",
-        'train=train and name != "target"',
-        "train=train",
+        'train and name != "target"',
+        "train",
         ("copies/test_training.py::test_target_predicts_in_inference_mode_even_with_train",),
     ),
     Mutation(

@@ -5,8 +5,12 @@ import optax
 import pytest
 
 from polyak.copies.follow import Follow
+from polyak.copies.network_copies import NetworkCopies
+from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
+from polyak.networks.feedforward import MLP
+from polyak.networks.heads import QValues
 from polyak.ops.gradient_step import Aux
-from tests.copies.line import ADAM, GOALS, INPUTS, SGD, made
+from tests.copies.line import ADAM, GOALS, INPUTS, KEY, SGD, SPEC, made, squared
 
 
 @pytest.mark.parametrize("shared", [Follow(), 1, None])
@@ -31,8 +35,39 @@ def test_optimizers_of_optax_are_taken():
     "requests", ["online", ("online", INPUTS), ["online"], {"online": INPUTS}, None, [("online", INPUTS, 1)]]
 )
 def test_requests_that_are_no_pairs_are_rejected(requests, unchecked):
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(TypeError, match=r"^network: predict: requests must be \(copy, inputs\) pairs, got "):
         made().predict(requests)
+
+
+DICT_SPEC = EnvSpec(Dict({"x": Box([-1.0], [1.0]), "y": Box([-1.0], [1.0])}), Discrete(2))
+OUT_OF_TREE = {
+    "a dict for an array": (SPEC, {"x": INPUTS}, r"\{'x': float32\[4,2\]\}"),
+    "a tuple for an array": (SPEC, (INPUTS, INPUTS), r"\(float32\[4,2\], float32\[4,2\]\)"),
+    "a dict without an entry": (DICT_SPEC, {"x": INPUTS[:, :1]}, r"\{'x': float32\[4,1\]\}"),
+    "a tuple for a dict": (DICT_SPEC, (INPUTS[:, :1], INPUTS[:, :1]), r"\(float32\[4,1\], float32\[4,1\]\)"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_TREE)
+def test_inputs_in_another_tree_are_rejected(name, unchecked):
+    spec, inputs, got = OUT_OF_TREE[name]
+    copies = NetworkCopies.create(MLP((4,), head=QValues()), KEY, spec, target=Follow(), optimizer=ADAM)
+    wanted = (
+        rf"inputs of 'target' must have the tree of the observations that the network was created for, got {got} \(.*Error: ."
+    )
+    with pytest.raises(ValueError, match=wanted):
+        copies.predict([("target", inputs)])
+    with pytest.raises(ValueError, match=wanted.replace("target", "online")):
+        copies.train_and_sync(squared, inputs, GOALS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"), [(SPEC, "^dot_general requires contracting dimensions"), (DICT_SPEC, "string indexing; got idx='x'")]
+)
+def test_an_array_that_the_network_cannot_take_keeps_the_error_of_jax(spec, message, unchecked):
+    copies = NetworkCopies.create(MLP((4,), head=QValues()), KEY, spec, optimizer=ADAM)
+    with pytest.raises(TypeError, match=message):
+        copies.predict([("online", jnp.ones((4, 3)))])
 
 
 NO_AUX = {

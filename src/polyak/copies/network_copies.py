@@ -1,7 +1,7 @@
 """The online, target and shared copies of one network: target updates, gradient steps and training."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -14,6 +14,7 @@ from polyak.copies.follow import Follow, FollowState
 from polyak.copies.outputs import OutputLoss, loss_of_outputs, predict_all
 from polyak.copies.shared import Shared
 from polyak.core.checks import check_choice, check_integer, check_key, check_number
+from polyak.core.printing import text_of
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import static, struct
 from polyak.core.suggestions import unknown_name
@@ -463,7 +464,8 @@ class NetworkCopies:
 
         Raises:
             TypeError: the loss returns something other than two dicts, or a first dict without entries.
-            ValueError: a part of the loss is not one value per sample, or `clip` is not positive.
+            ValueError: a part of the loss is not one value per sample, `clip` is not positive, or the network cannot take the
+                inputs.
         """
         check_number("train_and_sync", "clip", clip, above=0, optional=True)
         gradients, aux = self.compute_gradients(loss_fn, inputs, targets, importance_weights, key=key)
@@ -485,8 +487,11 @@ class NetworkCopies:
             key: for the network (dropout), split over the requests.
 
         Raises:
-            ValueError: no copy has this name; the message lists the existing names.
+            TypeError: a request is no pair.
+            ValueError: no copy has this name; the message lists the existing names. The network cannot take the inputs.
         """
+        if not (isinstance(requests, Iterable) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in requests)):
+            raise TypeError(f"{self.name}: predict: requests must be (copy, inputs) pairs, got {text_of(requests)}")
         names, inputs = tuple(name for name, _ in requests), [inputs for _, inputs in requests]
         copies = {name: self.variables(name) for name in dict.fromkeys(names)}
         return predict_all(self.network, names, train, copies, inputs, key)

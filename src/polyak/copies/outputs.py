@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from polyak.core.printing import text_of
 from polyak.core.types import Network, PyTree, Terms, Variables
 from polyak.ops.gradient_step import Aux, LossFn
 
@@ -25,7 +26,7 @@ def loss_of_outputs(loss_fn: OutputLoss, network: Network, variables: Variables,
 
     def loss(params: PyTree, batch: tuple[PyTree, PyTree, Float[Array, " B"] | None]) -> tuple[Float[Array, ""], Aux]:
         inputs, targets, weights = batch
-        outputs, _, stats = network.apply(dataclasses.replace(variables, params=params), inputs, train=True, key=key)
+        outputs, stats = _apply("online", network, dataclasses.replace(variables, params=params), inputs, True, key)
         match result := loss_fn(outputs, targets):
             case (Mapping() as parts, Mapping() as others) if parts:
                 means: Terms = {name: _mean(name, part, weights) for name, part in parts.items()}
@@ -48,9 +49,28 @@ def predict_all(
     outputs = []
     for number, (name, obs) in enumerate(zip(names, inputs, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, number)
-        out, _, _ = network.apply(copies[name], obs, train=train and name != "target", key=own_key)
-        outputs.append(out)
+        outputs.append(_apply(name, network, copies[name], obs, train and name != "target", own_key)[0])
     return outputs
+
+
+def _apply(
+    copy: str, network: Network, variables: Variables, inputs: PyTree, train: bool, key: PRNGKeyArray | None
+) -> tuple[PyTree, PyTree]:
+    """The outputs of a copy, and its statistics.
+
+    Raises:
+        ValueError: the network cannot take inputs in this tree.
+    """
+    try:
+        result = network.apply(variables, inputs, train=train, key=key)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(inputs, Array) and isinstance(error, TypeError):
+            raise  # JAX names the shapes, or the entry that an array does not have.
+        wanted = "must have the tree of the observations that the network was created for"
+        got = f"{text_of(inputs)} ({type(error).__name__}: {error})"
+        raise ValueError(f"inputs of {copy!r} {wanted}, got {got}") from error
+    outputs, _, stats = result
+    return outputs, stats
 
 
 def _mean(name: str, part: Array, weights: Array | None) -> Float[Array, ""]:
