@@ -31,6 +31,7 @@ from polyak.ops.schedules import Linear
 from polyak.presets import preset
 from polyak.presets.preset import LinearOverTraining, with_length
 from polyak.train.new_training import intervals, make_agent
+from polyak.train.settings import TrainSettings
 
 ADVICE = "`polyak train ppo CartPole-v1 --help` shows the flags"
 NOT_POSITIVE = ("0", "-1")
@@ -264,7 +265,7 @@ def test_a_flag_that_must_be_set_is_named(command):
     ],
 )
 def test_reports_are_as_frequent_as_the_checkpoints_that_were_asked_for(env_steps, given, wanted):
-    assert intervals(env_steps, given.get("report_every"), given.get("checkpoint_every")) == wanted
+    assert intervals("train", TrainSettings(env_steps=env_steps, **given), env_steps) == wanted
 
 
 def test_checkpoints_between_reports_are_rejected(command, workdir):

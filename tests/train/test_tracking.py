@@ -151,6 +151,8 @@ def test_a_missing_package_is_named_before_anything_is_created(tmp_path, monkeyp
 def test_a_tracked_run_needs_a_directory(wandb):
     with pytest.raises(ValueError, match="track='wandb' needs run_dir"):
         train(None, track="wandb")
+    with pytest.raises(ValueError, match="track='wandb' needs run_dir"):
+        polyak.train.offline("dqn", "none.npz", gradient_steps=1, track="wandb")
 
 
 # With the packages themselves, offline.

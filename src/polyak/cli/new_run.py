@@ -44,7 +44,7 @@ from polyak.train.evaluation import close_envs
 from polyak.train.learners import as_learners
 from polyak.train.new_training import check_own_loop, make_agent, prepare
 from polyak.train.seeds import seed_directories
-from polyak.train.settings import TrainSettings
+from polyak.train.settings import TrainSettings, settings_from
 from polyak.train.training import Training
 from polyak.train.worker_loops import split_over_workers
 from polyak.train.worker_settings import Workers, options_in
@@ -178,9 +178,8 @@ def _prepare(
     seed: int,
     directory: Path,
 ) -> Training:
-    flag_names, setting_names = ({field.name for field in dataclasses.fields(kind)} for kind in (flags, TrainSettings))
-    shared = {name: getattr(flags, name) for name in flag_names & setting_names}
-    settings = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, "loop": loop, "devices": devices})
+    changes = {"seed": seed, "run_dir": directory, "loop": loop, "devices": devices}
+    settings = settings_from(TrainSettings, flags, changes)
     training = prepare(agent, env, settings, threads=threads, source=source, algorithm=algorithm, learners=learners)
     return dataclasses.replace(store_user_flags(training, user), resume_flags=resume_flags(user, flags.ray_address))
 

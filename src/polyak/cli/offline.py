@@ -122,6 +122,7 @@ def _train(
     from polyak.train.devices import choose_threads, dispatch_synchronously, start_jax
     from polyak.train.new_training import make_agent
     from polyak.train.offline import evaluation_envs, fit_to_data, prepare_offline, spec_for
+    from polyak.train.settings import OfflineSettings, settings_from
 
     try:
         for name in ("gradient_steps", "eval_max_steps", "report_every", "checkpoint_every", "eval_every", "eval_episodes"):
@@ -141,23 +142,9 @@ def _train(
             threads = choose_threads(agent, 1, 1)
             with compilation_cache(flags.compilation_cache, threads, print_note):
                 start_jax(threads)
-                training = prepare_offline(
-                    agent,
-                    data,
-                    env,
-                    source,
-                    algorithm=algorithm,
-                    gradient_steps=flags.gradient_steps,
-                    seed=flags.seed,
-                    run_dir=flags.run_dir or run_directory(algorithm, Path(flags.data).name, flags.seed),
-                    report_every=flags.report_every,
-                    checkpoint_every=flags.checkpoint_every,
-                    eval_every=flags.eval_every,
-                    eval_episodes=episodes,
-                    eval_max_steps=flags.eval_max_steps,
-                    track=flags.track,
-                    threads=threads,
-                )
+                directory = flags.run_dir or run_directory(algorithm, Path(flags.data).name, flags.seed)
+                fields = settings_from(OfflineSettings, flags, {"run_dir": directory, "eval_episodes": episodes})
+                training = prepare_offline(agent, data, env, source, fields, algorithm, threads)
                 return run_to_exit_code(training)
     except (UsageError, ValueError, TypeError, ImportError, OSError, RunError, ConfigError, CheckpointError) as error:
         return fail(error)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import tyro
 
@@ -23,6 +23,7 @@ from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import count_devices
 from polyak.train.evaluation import close_envs
 from polyak.train.run_video import Playback, check_path, open_policies
+from polyak.train.settings import settings_from
 from polyak.videos.encoder import VideoError
 from polyak.videos.play import Number, check_images
 from polyak.videos.window import check_window
@@ -86,7 +87,7 @@ def video(arguments: list[str]) -> int:
     description = "Write a video of the greedy policy of RUN, a run directory or its subdirectory `best`."
     try:
         directory, flags = parse_for_run(VideoFlags, arguments, command="video", description=description)
-        playback = _playback("polyak video", flags)
+        playback = settings_from(Playback, flags, {"owner": "polyak video"})
         with _loaded("polyak video", directory, flags) as loaded:
             path = check_path("polyak video", loaded.run, loaded.env_steps, flags.output)
             print(f"wrote {playback.record(path, loaded.policy, loaded.env, loaded.config)}")
@@ -103,19 +104,13 @@ def watch(arguments: list[str]) -> int:
     )
     try:
         directory, flags = parse_for_run(WatchFlags, arguments, command="watch", description=description)
-        playback = _playback("polyak watch", flags)
+        playback = settings_from(Playback, flags, {"owner": "polyak watch"})
         check_window("polyak watch")
         with _loaded("polyak watch", directory, flags) as loaded:
             playback.show_window(loaded.policy, loaded.env, loaded.config)
     except ERRORS as error:
         return fail(error)
     return 0
-
-
-def _playback(owner: str, flags: WatchFlags) -> Playback:
-    fields = {field.name for field in dataclasses.fields(Playback)} & {field.name for field in dataclasses.fields(flags)}
-    settings: dict[str, Any] = {name: getattr(flags, name) for name in fields}
-    return Playback(owner, **settings)
 
 
 @contextmanager

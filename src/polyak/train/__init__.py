@@ -12,7 +12,7 @@ from polyak.train.offline import offline
 from polyak.train.result import Result
 from polyak.train.resumption import resume
 from polyak.train.seeds import run_seeds
-from polyak.train.settings import SeedSettings, TrainSettings
+from polyak.train.settings import OfflineSettings, SeedSettings, TrainSettings
 from polyak.train.statistics import SeedStatistics, seed_statistics
 from polyak.train.worker_settings import Workers
 from polyak.workers.learner_group import Learners
@@ -22,6 +22,7 @@ __all__ = [
     "Evaluation",
     "Learners",
     "LoopState",
+    "OfflineSettings",
     "Result",
     "SeedSettings",
     "SeedStatistics",

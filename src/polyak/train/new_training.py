@@ -31,7 +31,7 @@ from polyak.train.evaluation import check_eval_env, close_envs
 from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
-from polyak.train.settings import TrainSettings, runs_with
+from polyak.train.settings import CommonSettings, TrainSettings, runs_with
 from polyak.train.training import Start, Training
 from polyak.train.video_callback import check_videos
 from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
@@ -293,9 +293,7 @@ def prepare(
     if learners is None:
         mesh_over(devices, env.num_envs)
     loop = _checked_loop(owner, agent, env, loop, devices, settings.replay_on, settings.checkpoint_replay)
-    report_every, checkpoint_every = intervals(
-        settings.env_steps, settings.report_every, settings.checkpoint_every, eval_every, settings.video_every, owner
-    )
+    report_every, checkpoint_every = intervals(owner, settings, settings.env_steps, settings.video_every)
     eval_episodes = settings.eval_episodes if settings.eval_episodes is not None else EVAL_EPISODES if eval_every else 0
     check_integer(owner, "eval_episodes", eval_episodes, at_least=1 if eval_every else 0)
     check_eval_env(owner, agent, env, eval_env, eval_every, eval_episodes)
@@ -346,28 +344,25 @@ def _checked_loop(owner: str, agent: Agent, env: Env | HostEnv, loop: str, devic
     return loop
 
 
-def intervals(
-    env_steps: int,
-    report_every: int | None,
-    checkpoint_every: int | None,
-    eval_every: int | None = None,
-    video_every: int | None = None,
-    owner: str = "train.run",
-) -> tuple[int | None, int]:
-    """Return env_steps between reports and between checkpoints, which are saved at reports.
+def intervals(owner: str, settings: CommonSettings, steps: int, video_every: int | None = None) -> tuple[int | None, int]:
+    """Return the steps between reports and between checkpoints, which are saved at reports.
+
+    Args:
+        steps: the length of the training, in the unit of the intervals.
 
     Raises:
         TypeError, ValueError: an interval is not a positive integer, or is shorter than `report_every`.
     """
-    wanted = {"checkpoint_every": checkpoint_every, "eval_every": eval_every, "video_every": video_every}
+    report_every, checkpoint_every = settings.report_every, settings.checkpoint_every
+    wanted = {"checkpoint_every": checkpoint_every, "eval_every": settings.eval_every, "video_every": video_every}
     for name, value in ({"report_every": report_every} | wanted).items():
         check_integer(owner, name, value, optional=True)
         if report_every and value and value < report_every:
             raise ValueError(f"{owner}: {name}={value} must be at least report_every={report_every}: it happens at reports")
-    shortest = min((value for value in wanted.values() if value), default=env_steps)
-    if report_every is None and shortest < env_steps // 100:
+    shortest = min((value for value in wanted.values() if value), default=steps)
+    if report_every is None and shortest < steps // 100:
         report_every = shortest
-    return report_every, checkpoint_every or max(1, min(env_steps // 10, MAX_ENV_STEPS_BETWEEN_CHECKPOINTS))
+    return report_every, checkpoint_every or max(1, min(steps // 10, MAX_ENV_STEPS_BETWEEN_CHECKPOINTS))
 
 
 def storable(source: EnvSource) -> EnvSource | None:

@@ -1,8 +1,7 @@
 """`polyak.train.offline`: trains an agent on a data set, with the features of `polyak.train.run`."""
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,47 +10,29 @@ from polyak.agents import action_scaling_of
 from polyak.core.checks import check_integer
 from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments
-from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.core.types import Agent, Env, HostEnv, State
 from polyak.data.data_set import DataSet
 from polyak.envs.constructors import is_in_jax
 from polyak.envs.source import EnvSource, source_of
-from polyak.loops.agent_check import check_agent, check_callbacks
+from polyak.loops.agent_check import check_agent
 from polyak.loops.loop import check_spec
 from polyak.loops.replay_memory import check_memory
-from polyak.runs import MAX_EVALUATION_STEPS, OFFLINE, RunConfig, algorithm_name, check_seed, run_key
+from polyak.runs import OFFLINE, RunConfig, algorithm_name, run_key
 from polyak.storage.run_directory import create
-from polyak.tracking.names import TrackerName
 from polyak.train.agent_data import check_class_learns_from_data, check_learns_from_data, load_data, with_room
-from polyak.train.compilation_cache import compilation_cache as cached_programs
+from polyak.train.compilation_cache import compilation_cache
 from polyak.train.new_training import EVAL_EPISODES, close_if_made, intervals, known_class, make_agent, storable, stored_options
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
+from polyak.train.settings import Data, OfflineSettings, runs_offline_with
 from polyak.train.training import Training
 
 OWNER = "train.offline"
 
 
 @suggest_arguments(OWNER)
-def offline(
-    agent: Agent[State] | str,
-    data: DataSet | str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    gradient_steps: int,
-    env: Env | HostEnv | str | Callable[[], Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    run_dir: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-    report_every: int | None = None,
-    checkpoint_every: int | None = None,
-    eval_every: int | None = None,
-    eval_episodes: int | None = None,
-    eval_max_steps: int = MAX_EVALUATION_STEPS,
-    track: TrackerName | None = None,
-    compilation_cache: bool = True,
-    callbacks: Sequence[Callback] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Result[State]:
+@runs_offline_with(OfflineSettings)
+def offline(agent: Agent[State] | str, data: Data, fields: OfflineSettings) -> Result[State]:
     """Train on a data set, with gradient steps alone; equals `polyak train ALGO [ENV] --data PATH` with the same seed.
 
     The data are in the agent's replay, on the device, and in the checkpoints, from which `polyak.resume` continues to the bit.
@@ -67,21 +48,7 @@ def offline(
     Args:
         agent: an agent with a replay, or the name of an algorithm (`"iql"`) to use the preset for the data's environment.
         data: the data set, or the first argument of `polyak.data.load`.
-        gradient_steps: total number of gradient steps.
-        env: the environment for evaluation, as for `polyak.train.run`; None evaluates nothing.
-        settings: fields of a named agent that replace the preset's values.
-        seed: seed of all randomness.
-        run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
-        progress: show a progress bar in a terminal, plain lines elsewhere.
-        report_every: gradient steps between reports; None is a hundredth of all, or less as for `polyak.train.run`.
-        checkpoint_every: gradient steps between checkpoints; None is a tenth of all, at most 100,000.
-        eval_every: gradient steps between evaluations of the greedy policy (`eval/mean_reward`); needs `env`.
-        eval_episodes: number of episodes of each evaluation, and at the end; None is 10 with `env`, else 0.
-        eval_max_steps: maximum number of steps of each environment in an evaluation.
-        track: tracker that logs settings, metrics and checkpoints; see `polyak.train.run`.
-        compilation_cache: keep compiled programs; see `polyak.train.run`.
-        callbacks: called at every report; see `Callback`.
-        should_stop: called between iterations; True ends the training.
+        fields: each field of `OfflineSettings` is a keyword argument; `gradient_steps` is required.
 
     Raises:
         TypeError, ValueError: an argument or the data are invalid; raised before anything runs.
@@ -89,29 +56,15 @@ def offline(
         TrainingDiverged: see `Agent.diagnose`.
     """
     agent = agent.lower() if isinstance(agent, str) else agent
-    check_integer(OWNER, "gradient_steps", gradient_steps)
-    check_callbacks(OWNER, callbacks)
-    check_seed(OWNER, "seed", seed)
-    with cached_programs(compilation_cache), evaluation_envs(agent, env, eval_episodes) as (made, source):
+    algorithm, steps = agent if isinstance(agent, str) else None, fields.gradient_steps
+    with (
+        compilation_cache(fields.compilation_cache),
+        evaluation_envs(agent, fields.env, fields.eval_episodes) as (made, source),
+    ):
         data_set = load_data(OWNER, data, _spec_of(agent, made))
-        built = make_agent(agent, spec_for(agent, data_set, made), source, gradient_steps, settings, OWNER)
-        training = prepare_offline(
-            fit_to_data(built, data_set),
-            data_set,
-            made,
-            source,
-            algorithm=agent if isinstance(agent, str) else algorithm_name(agent),
-            gradient_steps=gradient_steps,
-            seed=seed,
-            run_dir=run_dir,
-            report_every=report_every,
-            checkpoint_every=checkpoint_every,
-            eval_every=eval_every,
-            eval_episodes=eval_episodes,
-            eval_max_steps=eval_max_steps,
-            track=track,
-        )
-        return run_training(training, callbacks=callbacks, progress=progress, should_stop=should_stop)
+        built = make_agent(agent, spec_for(agent, data_set, made), source, steps, fields.settings, OWNER)
+        training = prepare_offline(fit_to_data(built, data_set), data_set, made, source, fields, algorithm)
+        return run_training(training, callbacks=fields.callbacks, progress=fields.progress, should_stop=fields.should_stop)
 
 
 @contextmanager
@@ -189,37 +142,31 @@ def prepare_offline(
     data: DataSet,
     env: Env | HostEnv | None,
     source: EnvSource | None,
-    *,
-    algorithm: str,
-    gradient_steps: int,
-    seed: int,
-    run_dir: str | os.PathLike[str] | None,
-    report_every: int | None,
-    checkpoint_every: int | None,
-    eval_every: int | None,
-    eval_episodes: int | None,
-    eval_max_steps: int,
-    track: TrackerName | None,
+    fields: OfflineSettings,
+    algorithm: str | None,
     threads: int | None = None,
 ) -> Training:
-    """Check all settings, and create the run directory; see `offline`.
+    """Check all settings, and create the run directory.
 
     Args:
+        fields: see `offline`. The fields `env`, `settings`, `progress`, `callbacks` and `should_stop` are not used.
+        algorithm: name of the algorithm; None is `algorithm_name(agent)`.
         threads: number of XLA threads, for the config; None is XLA's default.
     """
-    report_every, checkpoint_every = intervals(gradient_steps, report_every, checkpoint_every, eval_every, owner=OWNER)
-    if env is None and (eval_every or eval_episodes):
+    steps, eval_every, episodes = fields.gradient_steps, fields.eval_every, fields.eval_episodes
+    report_every, checkpoint_every = intervals(OWNER, fields, steps)
+    if env is None and (eval_every or episodes):
         raise ValueError(f"{OWNER}: eval_every and eval_episodes need env, the environment to evaluate in")
-    episodes = eval_episodes if eval_episodes is not None else 0 if env is None else EVAL_EPISODES
+    episodes = episodes if episodes is not None else 0 if env is None else EVAL_EPISODES
     check_integer(OWNER, "eval_episodes", episodes, at_least=1 if eval_every else 0)
     check_memory(agent)
     stored = None if source is None else storable(source)
     config = RunConfig(
-        algorithm=algorithm,
+        algorithm=algorithm or algorithm_name(agent),
         env=stored.id if stored is not None else data.spec.id or data.name,
         num_envs=1 if env is None else env.num_envs,
-        seed=seed,
-        env_steps=gradient_steps,
+        seed=fields.seed,
+        env_steps=steps,
         loop=OFFLINE,
         devices=1,
         report_every=report_every,
@@ -233,10 +180,10 @@ def prepare_offline(
         eval_every=eval_every,
         eval_episodes=episodes if eval_every else 0,
         final_eval_episodes=episodes,
-        eval_max_steps=eval_max_steps,
-        track=track,
+        eval_max_steps=fields.eval_max_steps,
+        track=fields.track,
         data=data.name,
     )
     rollout = data.rollout(agent.spec, num_steps=agent.num_steps, pad=True)
-    run = None if run_dir is None else create(run_dir, config.to_json())
-    return Training(config, env, run_key(seed), run=run, eval_env=env, eval_episodes=episodes, data=rollout)
+    run = None if fields.run_dir is None else create(fields.run_dir, config.to_json())
+    return Training(config, env, run_key(fields.seed), run=run, eval_env=env, eval_episodes=episodes, data=rollout)

@@ -25,7 +25,7 @@ from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
-from polyak.train.settings import CommonSettings, SeedSettings, TrainSettings, runs_seeds_with
+from polyak.train.settings import SeedSettings, TrainSettings, runs_seeds_with, settings_from
 from polyak.train.summary import make_summary, seed_table
 from polyak.train.tracking import tracked
 from polyak.train.training import (
@@ -72,14 +72,13 @@ def run_seeds(
     configure_devices_for_seeds(len(numbers) if devices else 1)
     made, source = make_envs("train.run_seeds", agent, env, fields.num_envs, loop, devices)
     try:
-        shared = {field.name: getattr(fields, field.name) for field in dataclasses.fields(CommonSettings)}
-        shared |= {"eval_episodes": fields.eval_episodes, "loop": loop, "devices": devices}
         agent_made = make_agent(agent, made.spec, source, fields.env_steps, fields.settings, "train.run_seeds")
         algorithm = agent.lower() if isinstance(agent, str) else None
 
         def prepare_seed(seed: int, directory: Path | None) -> Training:
             outputs = {} if directory is not None else {"video_every": None, "track": None}
-            one = TrainSettings(**{**shared, "seed": seed, "run_dir": directory, **outputs})
+            changes = {"seed": seed, "run_dir": directory, "devices": devices, "callbacks": (), **outputs}
+            one = settings_from(TrainSettings, fields, changes)
             return prepare(agent_made, made, one, source=source, algorithm=algorithm, owner="train.run_seeds")
 
         check_videos("train.run_seeds", made, fields)

@@ -1,4 +1,4 @@
-"""The settings of a training run, declared once for `run`, `run_seeds` and the command line."""
+"""The settings of training, declared once for `run`, `run_seeds`, `offline` and the command line."""
 
 import functools
 import inspect
@@ -6,15 +6,16 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from jaxtyping import PRNGKeyArray
 
-from polyak.core.checks import check_choice, check_key
+from polyak.core.checks import check_choice, check_integer, check_key
 from polyak.core.docstrings import attribute_texts, entries, with_inherited
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
+from polyak.data.data_set import DataSet
 from polyak.loops.agent_check import check_callbacks
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target
@@ -27,6 +28,12 @@ from polyak.workers.learner_group import Learners
 FIELDS = re.compile(r"^ {8}fields: .*$", re.MULTILINE)
 """The line of a docstring that is replaced by the texts of the fields."""
 
+AnyEnv: TypeAlias = Env | HostEnv | str | Callable[[], Any]
+"""An environment of `polyak.envs.make`, or the first argument of `make`."""
+
+Data: TypeAlias = DataSet | str | os.PathLike[str] | Mapping[str, Any]
+"""A data set, or the first argument of `polyak.data.load`."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,51 +45,32 @@ def never() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
-    """Settings that `run` and `run_seeds` share.
+    """Settings that `run`, `run_seeds` and `offline` share; each documents its intervals.
 
     Attributes:
-        env_steps: total number of valid transitions, including transitions before a resume.
-        num_envs: number of copies of a named environment; None is the preset's number.
         settings: fields of a named agent that replace the preset's values.
-        run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; `run_seeds` puts the run directories
-            `seed-0`, `seed-1`, ... into it. None writes nothing.
+        run_dir: a new directory for config, metrics, TensorBoard, checkpoints and summary; None writes nothing.
         progress: show a progress bar in a terminal, plain lines elsewhere.
-        report_every: env_steps between reports; None is a hundredth of `env_steps`, or the least of `checkpoint_every`,
-            `eval_every` and `video_every` if that is less.
-        checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
-        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills the replay again, and is not exact.
-        eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
-        eval_env: environments for evaluation; None makes copies of the training environments.
         eval_max_steps: maximum number of steps of each environment, after which an unfinished evaluation is skipped.
-        video_every: env_steps between videos of the greedy policy, in `RUN/videos`; needs `run_dir` and an environment with
-            images. Training gives the same bits with videos and without.
-        track: tracker that logs settings, metrics, videos and checkpoints: `"wandb"`, `"mlflow"` or `"trackio"`; needs
+        track: tracker that logs settings, metrics, checkpoints and any videos: `"wandb"`, `"mlflow"` or `"trackio"`; needs
             `run_dir`. `"tensorboard"` requires the package whose files a run has anyway where it is installed.
-        replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
         compilation_cache: keep compiled programs in the user's cache directory, which shortens later starts, unless JAX has a
             cache already; the environment variable `POLYAK_COMPILATION_CACHE=0` turns it off too.
         should_stop: called between iterations; True ends the training.
     """
 
-    env_steps: int
-    num_envs: int | None = None
     settings: Mapping[str, Any] | None = None
     run_dir: str | os.PathLike[str] | None = None
     progress: bool = True
     report_every: int | None = None
     checkpoint_every: int | None = None
-    checkpoint_replay: bool = True
     eval_every: int | None = None
-    eval_env: Env | HostEnv | None = None
     eval_max_steps: int = MAX_EVALUATION_STEPS
-    video_every: int | None = None
     track: TrackerName | None = None
-    replay_on: ReplayOn = "device"
     compilation_cache: bool = True
     should_stop: Callable[[], bool] = never
 
     def __post_init__(self) -> None:
-        Target(self.env_steps, self.report_every)
         if self.track is not None:
             check_choice("train", "track", self.track, NAMES)
             import_tracker(self.track)
@@ -91,7 +79,65 @@ class CommonSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(CommonSettings):
+class OfflineSettings(CommonSettings):
+    """The keyword arguments of `offline`.
+
+    Attributes:
+        gradient_steps: total number of gradient steps.
+        env: the environment for evaluation, as for `polyak.train.run`; None evaluates nothing.
+        seed: seed of all randomness.
+        report_every: gradient steps between reports; None is a hundredth of all, or less as for `polyak.train.run`.
+        checkpoint_every: gradient steps between checkpoints; None is a tenth of all, at most 100,000.
+        eval_every: gradient steps between evaluations of the greedy policy (`eval/mean_reward`); needs `env`.
+        eval_episodes: number of episodes of each evaluation, and at the end; None is 10 with `env`, else 0.
+        callbacks: called at every report; see `Callback`.
+    """
+
+    gradient_steps: int
+    env: Env | HostEnv | str | Callable[[], Any] | None = None
+    seed: int = 0
+    eval_episodes: int | None = None
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("train.offline", "gradient_steps", self.gradient_steps)
+        check_callbacks("train.offline", self.callbacks)
+        check_seed("train.offline", "seed", self.seed)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(CommonSettings):
+    """Settings that `run` and `run_seeds` share.
+
+    Attributes:
+        env_steps: total number of valid transitions, including transitions before a resume.
+        num_envs: number of copies of a named environment; None is the preset's number.
+        report_every: env_steps between reports; None is a hundredth of `env_steps`, or the least of `checkpoint_every`,
+            `eval_every` and `video_every` if that is less.
+        checkpoint_every: env_steps between checkpoints; None is a tenth of `env_steps`, at most 100,000.
+        checkpoint_replay: False leaves the replay out of checkpoints; a resumed run fills the replay again, and is not exact.
+        eval_every: env_steps between evaluations of the greedy policy (`eval/mean_reward`); the best is kept, also in `best/`.
+        eval_env: environments for evaluation; None makes copies of the training environments.
+        video_every: env_steps between videos of the greedy policy, in `RUN/videos`; needs `run_dir` and an environment with
+            images. Training gives the same bits with videos and without.
+        replay_on: memory of the agent's replay: `"device"`, the training device, or `"host"`.
+    """
+
+    env_steps: int
+    num_envs: int | None = None
+    checkpoint_replay: bool = True
+    eval_env: Env | HostEnv | None = None
+    video_every: int | None = None
+    replay_on: ReplayOn = "device"
+
+    def __post_init__(self) -> None:
+        Target(self.env_steps, self.report_every)
+        super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(RunSettings):
     """The keyword arguments of `run`.
 
     Attributes:
@@ -146,11 +192,12 @@ class TrainSettings(CommonSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeedSettings(CommonSettings):
+class SeedSettings(RunSettings):
     """The keyword arguments of `run_seeds`.
 
     Attributes:
         seeds: the seeds, or their number: 3 is `[0, 1, 2]`.
+        run_dir: a new directory for the run directories `seed-0`, `seed-1`, ... of the seeds; None writes nothing.
         loop: `"compiled"`, in which the seeds train in parallel, `"host"`, or `"auto"`, by the environment.
         eval_episodes: number of episodes of each evaluation, and at the end; 0 for none.
         callbacks: function that returns the callbacks of a seed; seeds share no callbacks, as callbacks may have state. In the
@@ -166,13 +213,7 @@ class SeedSettings(CommonSettings):
 class Run(Protocol[P]):
     """`run` with the fields of its settings as keyword arguments."""
 
-    def __call__(
-        self,
-        agent: Agent[State] | str,
-        env: Env | HostEnv | str | Callable[[], Any],
-        *args: P.args,
-        **fields: P.kwargs,
-    ) -> Result[State]:
+    def __call__(self, agent: Agent[State] | str, env: AnyEnv, *args: P.args, **fields: P.kwargs) -> Result[State]:
         """Train."""
         ...
 
@@ -180,15 +221,23 @@ class Run(Protocol[P]):
 class RunSeeds(Protocol[P]):
     """`run_seeds` with the fields of its settings as keyword arguments."""
 
-    def __call__(
-        self,
-        agent: Agent[State] | str,
-        env: Env | HostEnv | str | Callable[[], Any],
-        *args: P.args,
-        **fields: P.kwargs,
-    ) -> list[Result[State]]:
+    def __call__(self, agent: Agent[State] | str, env: AnyEnv, *args: P.args, **fields: P.kwargs) -> list[Result[State]]:
         """Train."""
         ...
+
+
+class Offline(Protocol[P]):
+    """`offline` with the fields of its settings as keyword arguments."""
+
+    def __call__(self, agent: Agent[State] | str, data: Data, *args: P.args, **fields: P.kwargs) -> Result[State]:
+        """Train."""
+        ...
+
+
+def settings_from(kind: Callable[..., T], source: Any, changes: Mapping[str, Any]) -> T:
+    """Create settings of a class, with the values of other settings, or of flags, where names are the same, and changes."""
+    names = inspect.signature(kind).parameters
+    return kind(**{**{name: value for name, value in vars(source).items() if name in names}, **changes})
 
 
 def runs_with(settings: Callable[P, T]) -> Callable[[Callable[[Any, Any, T], Any]], Run[P]]:
@@ -201,14 +250,24 @@ def runs_seeds_with(settings: Callable[P, T]) -> Callable[[Callable[[Any, Any, T
     return functools.partial(_with_fields, settings)
 
 
-def _with_fields(settings: Callable[..., T], function: Callable[[Any, Any, T], Any]) -> Any:
-    @functools.wraps(function)
-    def call(agent: Any, env: Any, **fields: Any) -> Any:
-        return function(agent, env, settings(**fields))
+def runs_offline_with(settings: Callable[P, T]) -> Callable[[Callable[[Any, Any, T], Any]], Offline[P]]:
+    """Give `offline` the fields of its settings as keyword arguments."""
+    return functools.partial(_with_fields, settings)
 
-    agent, env, _ = inspect.signature(function).parameters.values()
-    fields = inspect.signature(settings).parameters
-    call.__signature__ = inspect.Signature([agent, env, *fields.values()])  # type: ignore[attr-defined]
-    settings.__doc__ = with_inherited(settings.__doc__ or "", [CommonSettings.__doc__], fields)
+
+def _with_fields(settings: Any, function: Callable[..., Any]) -> Any:
+    signature = inspect.signature(function)
+    *positional, _ = signature.parameters.values()
+    # The required fields first.
+    fields = sorted(inspect.signature(settings).parameters.values(), key=lambda field: field.default is not field.empty)
+
+    @functools.wraps(function)
+    def call(*args: Any, **arguments: Any) -> Any:
+        named = {one.name: arguments.pop(one.name) for one in positional if one.name in arguments}
+        return function(*args, **named, fields=settings(**arguments))
+
+    call.__signature__ = signature.replace(parameters=[*positional, *fields])  # type: ignore[attr-defined]
+    bases = [base.__doc__ for base in settings.__mro__[1:]]
+    settings.__doc__ = with_inherited(settings.__doc__, bases, [field.name for field in fields])
     call.__doc__ = FIELDS.sub("\n".join(entries(attribute_texts(settings.__doc__))), function.__doc__ or "")
     return call

@@ -15,7 +15,7 @@ from polyak.runs import RunConfig
 from polyak.storage.run_directory import Run
 from polyak.train.display import Display
 from polyak.train.evaluation import close_envs, evaluation_key
-from polyak.train.settings import CommonSettings
+from polyak.train.settings import RunSettings
 from polyak.videos.encoder import find_ffmpeg
 from polyak.videos.play import check_images, play
 from polyak.videos.record import record_frames
@@ -82,7 +82,7 @@ class PeriodicVideo:
                 warn(f"{self._owner}: {path} was not written: {type(error).__name__}: {error}; training goes on")
 
 
-def check_videos(owner: str, env: Env | HostEnv, settings: CommonSettings) -> None:
+def check_videos(owner: str, env: Env | HostEnv, settings: RunSettings) -> None:
     """Check that videos of a training can be recorded, by drawing one image; nothing without `video_every`.
 
     Raises:
