@@ -32,39 +32,12 @@ def check_offline(owner: str, **arguments: Any) -> None:
 
 
 @contextmanager
-def envs_of_offline_run(
-    run: Run, config: RunConfig, env: Any, eval_env: Env | HostEnv | None, eval_episodes: int | None
-) -> Iterator[Env | HostEnv | None]:
-    """Yield the environments for evaluation, or None if the run is not evaluated; created ones are closed at the end.
-
-    Raises:
-        ValueError: the run is evaluated in a user-defined environment, which is not given.
-    """
-    given = env if eval_env is None else eval_env
-    episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
-    if given is None and not (episodes or config.eval_every):
-        yield None
-        return
-    made = make_again(run, config, given, config.num_envs)
-    try:
-        yield made
-    finally:
-        close_if_made(made, given)
-
-
-@contextmanager
 def offline_resumption(
     run: Run, config: RunConfig, env: Any, eval_env: Env | HostEnv | None, eval_episodes: int | None, force: bool
 ) -> Iterator[Training]:
-    """Yield the training that continues a run, with its environments for evaluation."""
-    with envs_of_offline_run(run, config, env, eval_env, eval_episodes) as made:
-        yield prepare_offline_resumption(run, config, made, eval_episodes, force)
+    """Yield the training that continues a run from its newest checkpoint, which has the data; drops metrics that are newer.
 
-
-def prepare_offline_resumption(
-    run: Run, config: RunConfig, env: Env | HostEnv | None, eval_episodes: int | None, force: bool
-) -> Training:
-    """Restore the newest checkpoint, with the data, and drop metrics that are newer.
+    The environments for evaluation, if there is one, are created unless they are given, and closed at the end.
 
     Args:
         eval_episodes: episodes of the evaluation at the end; None is the run's number.
@@ -72,19 +45,25 @@ def prepare_offline_resumption(
 
     Raises:
         CheckpointError: no checkpoint is valid, or it belongs to another agent, or to other settings.
-        ValueError: the environment has other spaces than the agent.
+        ValueError: the environment has other spaces than the agent, or is user-defined and not given.
     """
-    if env is not None:
-        check_spec("polyak.resume", config.agent.spec, env.spec)
-    key = run_key(config.seed or 0)
-    shape = jax.eval_shape(partial(start_offline, config.agent, data=None), key)
-    restored = restore(run.checkpoints, shape)
-    saved = read_progress(run, restored)
-    if not force:
-        check_unchanged_settings(run, saved)
-    run.change_config(env_steps=config.env_steps)
-    store_agent_settings(run, config.agent)
-    run.rewind(saved.env_steps)
-    start = Start(restored.tree, saved.env_steps, saved.episodes, is_own=True)
+    given = env if eval_env is None else eval_env
     episodes = config.episodes_at_end(0) if eval_episodes is None else eval_episodes
-    return Training(config, env, key, start, run, eval_env=env, eval_episodes=episodes)
+    is_evaluated = given is not None or episodes > 0 or config.eval_every is not None
+    made = make_again(run, config, given, config.num_envs) if is_evaluated else None
+    try:
+        if made is not None:
+            check_spec("polyak.resume", config.agent.spec, made.spec)
+        key = run_key(config.seed or 0)
+        restored = restore(run.checkpoints, jax.eval_shape(partial(start_offline, config.agent, data=None), key))
+        saved = read_progress(run, restored)
+        if not force:
+            check_unchanged_settings(run, saved)
+        run.change_config(env_steps=config.env_steps)
+        store_agent_settings(run, config.agent)
+        run.rewind(saved.env_steps)
+        start = Start(restored.tree, saved.env_steps, saved.episodes, is_own=True)
+        yield Training(config, made, key, start, run, eval_env=made, eval_episodes=episodes)
+    finally:
+        if made is not None:
+            close_if_made(made, given)
