@@ -31,7 +31,7 @@ from polyak.train.evaluation import check_eval_env, close_envs
 from polyak.train.learners import check_group, check_learners
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
-from polyak.train.settings import CommonSettings, TrainSettings, runs_with
+from polyak.train.settings import CommonSettings, RunSettings, TrainSettings, runs_with
 from polyak.train.training import Start, Training
 from polyak.train.video_callback import check_videos
 from polyak.train.worker_loops import check_workers, split_over_workers, with_new_episodes
@@ -69,7 +69,7 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
     devices = 1 if group else fields.devices
     with (
         compilation_cache(fields.compilation_cache),
-        temporary_envs(agent, env, fields.num_envs, chosen, devices, split, fields.should_stop) as (made, source),
+        temporary_envs("train.run", agent, env, fields, chosen, devices, split) as (made, source),
     ):
         training = prepare(
             make_agent(agent, made.spec, source, fields.env_steps, fields.settings),
@@ -182,18 +182,18 @@ def make_envs(
 
 @contextmanager
 def temporary_envs(
+    owner: str,
     agent: Any,
     env: Any,
-    num_envs: int | None,
+    settings: RunSettings,
     loop: str,
     devices: int | None,
-    workers: Workers | None,
-    should_stop: Callable[[], bool] = lambda: False,
+    workers: Workers | None = None,
 ) -> Iterator[tuple[Env | HostEnv, EnvSource | None]]:
     """Yield the result of `make_envs`, and close the environments at the end unless the caller created them."""
-    made, source = make_envs("train.run", agent, env, num_envs, loop, devices, workers)
+    made, source = make_envs(owner, agent, env, settings.num_envs, loop, devices, workers)
     if isinstance(made, WorkerEnvs):
-        made.group.should_stop = should_stop
+        made.group.should_stop = settings.should_stop
     try:
         yield made, source
     finally:

@@ -22,7 +22,7 @@ from polyak.train.compilation_cache import compilation_cache
 from polyak.train.devices import configure_devices_for_seeds
 from polyak.train.display import Screen, SeedReports, show_progress
 from polyak.train.interrupt import catch_interrupt
-from polyak.train.new_training import close_if_made, make_agent, make_envs, prepare
+from polyak.train.new_training import make_agent, prepare, temporary_envs
 from polyak.train.result import Result
 from polyak.train.run_training import run_training
 from polyak.train.settings import SeedSettings, TrainSettings, runs_seeds_with, settings_from
@@ -70,8 +70,7 @@ def run_seeds(
     # In parallel, each seed has one device.
     devices = 1 if is_in_jax(env) and loop != "host" else None
     configure_devices_for_seeds(len(numbers) if devices else 1)
-    made, source = make_envs("train.run_seeds", agent, env, fields.num_envs, loop, devices)
-    try:
+    with temporary_envs("train.run_seeds", agent, env, fields, loop, devices) as (made, source):
         agent_made = make_agent(agent, made.spec, source, fields.env_steps, fields.settings, "train.run_seeds")
         algorithm = agent.lower() if isinstance(agent, str) else None
 
@@ -97,8 +96,6 @@ def run_seeds(
             )
         _print_statistics(console, results)
         return results
-    finally:
-        close_if_made(made, env)
 
 
 def _print_statistics(console: Screen, results: Sequence[Result[Any]]) -> None:
