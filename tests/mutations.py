@@ -368,16 +368,16 @@ MUTATIONS = (
         ("agents/test_actor_critics.py::test_a_learned_temperature_moves_the_entropy_towards_its_target",),
     ),
     Mutation(
-        "learning/batch.py",
+        "learning/rollout_batch.py",
         "return (has_weight | later) & ~first, has_weight | later",
         "return has_weight | later, has_weight | later",
-        ("learning/test_batch.py::test_what_has_no_weight_is_masked_unless_a_later_row_remembers_it",),
+        ("learning/test_rollout_batch.py::test_what_has_no_weight_is_masked_unless_a_later_row_remembers_it",),
     ),
     Mutation(
-        "learning/batch.py",
+        "learning/rollout_batch.py",
         "return jnp.where(several, (advantage - mean) / (jnp.sqrt(variance) + 1e-8), advantage)",
         "return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)",
-        ("learning/test_batch.py::test_a_single_sample_or_none_keeps_its_advantage",),
+        ("learning/test_rollout_batch.py::test_a_single_sample_or_none_keeps_its_advantage",),
     ),
     Mutation(
         "learning/epochs.py",
@@ -416,7 +416,7 @@ MUTATIONS = (
         ("agents/test_pushed_gradients.py::test_a_repeated_push_counts_neither_in_the_weights_nor_in_the_statistics",),
     ),
     Mutation(
-        "learning/batches.py",
+        "learning/replay_batch.py",
         "reward=batch.reward / divisor",
         "reward=batch.reward",
         ("agents/test_normalized_replay.py::test_batches_are_normalised_by_the_statistics_of_now",),

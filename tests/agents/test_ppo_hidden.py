@@ -11,7 +11,7 @@ from flax import nnx
 from polyak.agents.ppo import PPO
 from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
-from polyak.learning.batch import sample_weights
+from polyak.learning.rollout_batch import sample_weights
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.feedforward import MLP
 from polyak.networks.recurrent import GRU

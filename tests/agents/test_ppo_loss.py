@@ -10,7 +10,7 @@ import pytest
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.learning.batch import Batch
+from polyak.learning.rollout_batch import Batch
 from tests.agents.rollouts import ppo
 
 SPEC = EnvSpec(Box([-1.0], [1.0]), Discrete(3))

@@ -19,7 +19,7 @@ from polyak.core.struct import struct
 from polyak.core.types import Rollout
 from polyak.envs.autoreset import AutoReset
 from polyak.envs.classic import CartPole
-from polyak.learning.batch import sample_weights
+from polyak.learning.rollout_batch import sample_weights
 from polyak.loops.compiled_loop import iteration, start_compiled
 from polyak.loops.loop import update_on
 from polyak.networks.feedforward import MLP, NatureCNN

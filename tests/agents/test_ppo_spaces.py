@@ -10,7 +10,7 @@ from flax import nnx
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 from polyak.core.types import TimeStep
-from polyak.learning.batch import sample_weights
+from polyak.learning.rollout_batch import sample_weights
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.feedforward import MLP
 from tests.agents.rollouts import fresh, on_device, rollout, same_bits

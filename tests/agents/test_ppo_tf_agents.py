@@ -19,7 +19,7 @@ import pytest
 from polyak.agents.ppo_kl import PPOKL
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.learning.batch import Batch
+from polyak.learning.rollout_batch import Batch
 from polyak.ops.gradient_step import clip_to_norm, global_norm
 from polyak.ops.losses import adapt_kl_beta
 from polyak.ops.normalize import RunningStats

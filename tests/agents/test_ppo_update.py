@@ -13,8 +13,8 @@ from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.struct import struct
 from polyak.core.types import Rollout, TimeStep, Variables
-from polyak.learning.batch import sample_weights
 from polyak.learning.epochs import epoch_seeds, shuffled_minibatches
+from polyak.learning.rollout_batch import sample_weights
 from polyak.networks.adapters import FlaxNNX
 from polyak.networks.feedforward import MLP
 from polyak.networks.heads import PolicyAndValue

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from polyak.core.types import Variables
-from polyak.learning.batch import Batch
 from polyak.learning.epochs import epoch_seeds, mean_terms, shuffled_minibatches, train_epochs
+from polyak.learning.rollout_batch import Batch
 from polyak.loops.loop import ENVS, mesh_over
 from polyak.ops.gradient_step import QUANTITIES, Aux, StepLog
 from tests.copies.line import made

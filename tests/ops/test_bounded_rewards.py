@@ -9,7 +9,7 @@ import pytest
 
 import polyak
 from polyak.core.types import Rollout
-from polyak.learning.batches import normalize
+from polyak.learning.replay_batch import normalize
 from polyak.ops.bounded_rewards import BoundedRewardScaler
 from polyak.ops.normalize import RunningStats
 from tests.agents.test_actor_critics import SPEC, batch, random_rollout

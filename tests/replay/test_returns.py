@@ -11,8 +11,8 @@ import pytest
 import polyak
 from polyak.core.spaces import Box, Discrete, EnvSpec
 from polyak.core.types import Rollout, TimeStep
-from polyak.learning.batches import normalize
 from polyak.learning.normalizers import create_normalizers
+from polyak.learning.replay_batch import normalize
 from polyak.replay import Transition, UniformReplay
 from polyak.replay.returns import ReturnReplay
 from tests import probe_envs

@@ -6,7 +6,7 @@ from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
-from polyak.learning.batch import Weights, make_batch
+from polyak.learning.rollout_batch import Weights, make_batch
 from polyak.ops.returns import gae
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import StateDependentExploration, add_sde, check_sde

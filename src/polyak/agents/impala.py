@@ -7,7 +7,7 @@ from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
 from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
-from polyak.learning.batch import Weights, log_probs, make_batch, outputs_in_info
+from polyak.learning.rollout_batch import Weights, log_probs, make_batch, outputs_in_info
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return

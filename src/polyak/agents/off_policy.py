@@ -19,7 +19,6 @@ from polyak.copies.network_copies import NetworkCopies, follow_by
 from polyak.core.spaces import Discrete, EnvSpec, MultiDiscrete, zeros
 from polyak.core.struct import choice, integer, number, setting, static, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar
-from polyak.learning.batches import check_created_bound, normalize, with_bound, without_hidden_rows
 from polyak.learning.check_rollout import as_arrays, check_actions, check_rollout
 from polyak.learning.normalizers import (
     Normalizers,
@@ -29,6 +28,7 @@ from polyak.learning.normalizers import (
     without_returns,
 )
 from polyak.learning.prefill import add_stream
+from polyak.learning.replay_batch import check_created_bound, normalize, with_bound, without_hidden_rows
 from polyak.learning.skip_counts import count_skips, nonfinite_data
 from polyak.ops.distributions import parameter_shapes
 from polyak.ops.gradient_step import Guard, StepLog, check_optimizer_state, diagnose_skips, in_float32

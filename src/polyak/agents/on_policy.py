@@ -12,8 +12,8 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import choice, integer, number, static, struct
 from polyak.core.types import Metrics, Network, Rollout, Scalar, Variables
-from polyak.learning.batch import ActorCriticModel
 from polyak.learning.normalizers import Normalizers, check_created_normalizers, check_normalizers, create_normalizers
+from polyak.learning.rollout_batch import ActorCriticModel
 from polyak.networks.actor_critic import check_actor_critic, check_squashing, network_or_default
 from polyak.networks.adapters import warn_of_training_layers
 from polyak.networks.layers import has_images

@@ -17,8 +17,8 @@ from polyak.copies.shared import Shared
 from polyak.core.checks import check_unset
 from polyak.core.struct import choice, number, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms
-from polyak.learning.batch import Batch, Weights, network_inputs, normalize_minibatches, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.rollout_batch import Batch, Weights, network_inputs, normalize_minibatches, sample_weights
 from polyak.networks.layers import has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (

@@ -17,7 +17,10 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, choice, integer, number, setting, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.core.warn import warn
-from polyak.learning.batch import (
+from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.epochs import check_divides, mean_terms, train_epochs
+from polyak.learning.histograms import update_histograms
+from polyak.learning.rollout_batch import (
     Batch,
     Weights,
     make_batch,
@@ -26,9 +29,6 @@ from polyak.learning.batch import (
     outputs_in_info,
     sample_weights,
 )
-from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.epochs import check_divides, mean_terms, train_epochs
-from polyak.learning.histograms import update_histograms
 from polyak.networks.layers import is_narrow
 from polyak.networks.pair import ActorAndCritic
 from polyak.ops import losses

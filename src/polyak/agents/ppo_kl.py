@@ -15,7 +15,7 @@ from polyak.core.checks import check_created_with, check_unset
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import number, struct
 from polyak.core.types import Metrics, PyTree, Rollout, Scalar, Terms, Variables
-from polyak.learning.batch import Batch, Weights
+from polyak.learning.rollout_batch import Batch, Weights
 from polyak.networks.roles import Role, check_kernels, kernel_roles, sum_of_squares
 from polyak.ops import losses
 from polyak.ops.gradient_step import Aux

@@ -14,10 +14,10 @@ from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec, MultiDiscrete
 from polyak.core.struct import check_settings, integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
-from polyak.learning.batch import Batch, any_over_devices, map_steps
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
 from polyak.learning.normalizers import check_normalizers, settings_of
+from polyak.learning.rollout_batch import Batch, any_over_devices, map_steps
 from polyak.networks.adapters import has_batch_statistics
 from polyak.networks.heads import QValues
 from polyak.networks.layers import has_images, is_narrow

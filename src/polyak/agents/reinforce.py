@@ -10,7 +10,7 @@ from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
 from polyak.core.struct import check_settings, choice, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
-from polyak.learning.batch import Weights, make_batch
+from polyak.learning.rollout_batch import Weights, make_batch
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import discounted_returns
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return

@@ -16,9 +16,9 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Variables
-from polyak.learning.batch import Weights, any_over_devices, map_steps, sample_weights
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, epoch_seeds, shuffled_minibatches
+from polyak.learning.rollout_batch import Weights, any_over_devices, map_steps, sample_weights
 from polyak.networks.feedforward import BuiltInNetwork, FeedForward, complete
 from polyak.networks.heads import ValueOnly
 from polyak.networks.layers import has_images

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.types import Mean, PyTree, Terms, Variables
 from polyak.kernels.shuffle import permutation, permutation_seeds
-from polyak.learning.batch import Batch, normalize_minibatches
+from polyak.learning.rollout_batch import Batch, normalize_minibatches
 from polyak.ops.gradient_step import Aux, BoundedOptimizer, StepLog, ravel
 
 # A minibatch has equally many samples from each of (up to) eight groups of environments. Each device has whole groups, so

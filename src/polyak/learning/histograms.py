@@ -6,7 +6,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Num
 
 from polyak.core.types import Histogram, PyTree
-from polyak.learning.batch import Batch
+from polyak.learning.rollout_batch import Batch
 from polyak.ops.gradient_step import LossFn, accumulate
 from polyak.ops.losses import sum_over_devices
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from polyak.agents.ppo import PPO
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
 from polyak.core.types import Variables
-from polyak.learning.batch import (
+from polyak.learning.rollout_batch import (
     ActorCriticModel,
     Batch,
     any_over_devices,
