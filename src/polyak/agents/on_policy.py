@@ -80,6 +80,8 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
     adam_eps: Scalar = 1e-5
 
     state_type: ClassVar[type[OnPolicyState]] = OnPolicyState
+    lag_advice: ClassVar[str] = ""
+    """The setting that allows a lag where `max_lag` is 0, for errors; empty if there is none."""
     diagnose = diagnose_skips
 
     def follow(self) -> Follow | None:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +112,8 @@ class PPO(OnPolicyAgent):
     histograms: bool = choice(default=False, choices=(True, False))
     microbatch_size: int | None = integer(default=None, optional=True)
 
+    lag_advice: ClassVar[str] = "values_when='collect', which allows 1"
+
     @classmethod
     def tf_agents(cls, spec: EnvSpec, **changes: Any) -> Self:
         """Create an agent with the defaults of TF-Agents' `PPOClipAgent`, but a `clip_range` of 0.2; 0 there clips nothing."""
@@ -157,11 +159,6 @@ class PPO(OnPolicyAgent):
     def max_lag(self) -> int:
         """1 with `values_when="collect"`: the ratio is to the policy that acted; at `"update"` time it would begin at 1."""
         return 1 if self.values_when == "collect" else 0
-
-    @property
-    def lag_advice(self) -> str:
-        """The setting that allows a lag, for errors."""
-        return "" if self.max_lag else "values_when='collect', which allows 1"
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""

@@ -150,9 +150,8 @@ class RND(AdamSettings, BaseAgent):
 
     @property
     def lag_advice(self) -> str:
-        """The inner agent's, if it has one."""
-        advice: str = getattr(self.agent, "lag_advice", "")
-        return advice
+        """The inner agent's."""
+        return self.agent.lag_advice
 
     def check(self, num_envs: int, devices: int = 1) -> None:
         """Check that rollouts of this number of environments (on each device) can be split into minibatches, and the agent's.

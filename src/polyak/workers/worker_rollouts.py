@@ -41,11 +41,11 @@ ARRAYS = ("time_steps", "actions", "info", "carry")
 
 @runtime_checkable
 class AdvisesOnLag(Protocol):
-    """An agent that allows a larger lag with other settings."""
+    """An agent that allows a lag with another setting."""
 
     @property
     def lag_advice(self) -> str:
-        """Describe the settings that allow a larger lag; empty if there are none."""
+        """Describe the setting that allows a lag where `max_lag` is 0; empty if there is none."""
         ...
 
 
@@ -282,7 +282,7 @@ def check_lag(agent: Agent, lag: int) -> None:
     """
     limit = agent.max_lag if isinstance(agent, SupportsLag) else 0
     if limit is not None and lag > limit:
-        advice = f", or {agent.lag_advice}" if isinstance(agent, AdvisesOnLag) and agent.lag_advice else ""
+        advice = f", or {agent.lag_advice}" if limit == 0 and isinstance(agent, AdvisesOnLag) and agent.lag_advice else ""
         raise ValueError(
             f"train: lag={lag}, but {type(agent).__name__} with these settings learns only from rollouts that are at most "
             f"{limit} updates old; set lag={limit}{advice}, or take an agent that corrects for older policies, such as IMPALA"
