@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+import types
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
 
@@ -188,3 +189,20 @@ def test_without_a_signal_the_exit_code_is_0():
     with signals.handle_signals() as caught:
         pass
     assert (caught.stop_requested(), caught.exit_code) == (False, 0)
+
+
+@pytest.mark.parametrize(("stopped", "message"), [(None, "training is finished"), ("request", "the stopped training is saved")])
+def test_a_signal_after_training_reports_whether_it_was_stopped(stopped, message, monkeypatch):
+    """The final evaluation, and writing the summary of a stopped training, exit at once."""
+    consequences = []
+
+    @contextmanager
+    def handle(grace=None, consequence=""):
+        consequences.append(consequence)
+        yield signals.Signals()
+
+    monkeypatch.setattr(training_run, "handle_signals", handle)
+    monkeypatch.setattr(training_run, "_finish", lambda *_: 0)
+    result = types.SimpleNamespace(stopped=stopped)
+    assert training_run._run([nullcontext()], lambda _: [result], Screen()) == 0
+    assert message in consequences[1]

@@ -24,8 +24,9 @@ from polyak.train.training import Training, finish, is_evaluated, record_stop, r
 from polyak.workers.ray_workers import ClusterError
 from polyak.workers.supervise import StoppedBeforeStart
 
-# Message of a signal during the final evaluation, which exits at once.
+# Messages of a signal during the final evaluation, which exits at once, and after a training that was stopped.
 TRAINING_SAVED = "training is finished and saved; evaluate it with `polyak evaluate`"
+STOPPED_TRAINING_SAVED = "the stopped training is saved; continue it with `polyak resume`"
 
 
 def run_to_exit_code(training: Training) -> int:
@@ -76,7 +77,8 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
                 stack.enter_context(training)
             with handle_signals() as signals, record_stop(trainings, lambda: NAMES.get(signals.received or 0, "request")):
                 results = start(signals.stop_requested)
-            with handle_signals(grace=0.0, consequence=TRAINING_SAVED):
+            is_stopped = any(result.stopped is not None for result in results)
+            with handle_signals(grace=0.0, consequence=STOPPED_TRAINING_SAVED if is_stopped else TRAINING_SAVED):
                 return max(_finish(*pair, signals, console) for pair in zip(trainings, results, strict=True))
     except StoppedBeforeStart as error:
         _print_resumption(trainings)
