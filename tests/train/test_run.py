@@ -666,3 +666,13 @@ def test_an_environment_that_prints_and_changes_directory_moves_no_file_of_the_r
     assert {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "best"} <= set(os.listdir("run"))
     assert polyak.load_policy("run").predict(OBS)[0] in (0, 1)
     assert result.progress.env_steps >= 200
+
+
+@pytest.mark.parametrize(("before", "after"), [("jax/CartPole-v1", "CartPole-v1"), ("CartPole-v1", "jax/CartPole-v1")])
+def test_a_state_of_another_loop_is_rejected(before, after):
+    options = {"env_steps": 16, "progress": False, "eval_episodes": 0}
+    settings = {"num_steps": 8, "num_minibatches": 1}
+    first = polyak.train.run("ppo", before, num_envs=2, settings=settings, **options)
+    env = polyak.envs.make(after, num_envs=2)
+    with pytest.raises(ValueError, match=r"resume_from must be of the (host|compiled) loop, as env is, got a state of the"):
+        polyak.train.run(first.agent, env, resume_from=first.loop_state, **options)

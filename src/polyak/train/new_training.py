@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+
 from polyak import envs
 from polyak.agents import AGENTS, action_scaling_of, agent_class
 from polyak.core.checks import check_choice, check_integer
@@ -85,11 +87,20 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
 
 
 def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> LoopState | None:
-    """Return the state to resume from, with new episodes if `run` has created the host environments."""
-    if state is None or made is env or not isinstance(made, HostEnv):
-        return state
+    """Return the state to resume from, with new episodes if `run` has created the host environments.
+
+    Raises:
+        TypeError, ValueError: the state is no `LoopState`, or is of another number of environments or of another loop.
+    """
+    if state is None:
+        return None
     check_resume_from(state, made.num_envs)
-    return with_new_episodes(made, state, int(state.iteration))
+    if isinstance(made, HostEnv) and made is not env:
+        return with_new_episodes(made, state, int(state.iteration))
+    if isinstance(made, HostEnv) == bool(jax.tree.leaves(state.env)):
+        loops = ("host", "compiled") if isinstance(made, HostEnv) else ("compiled", "host")
+        raise ValueError("train: resume_from must be of the {} loop, as env is, got a state of the {} loop".format(*loops))
+    return state
 
 
 def _check_order(agent: Any, env: Any) -> None:
