@@ -22,6 +22,11 @@ def test_files_come_back_and_are_removed(path):
     assert not directory.exists()
 
 
+def test_an_error_names_the_file_and_not_the_temporary_directory(path):
+    with pytest.raises(RunError, match=r"^\S*/a\.zip/config\.json: is damaged$"), unpack(path) as directory:
+        raise RunError(f"{directory}/config.json: is damaged")
+
+
 def test_equal_files_give_equal_packs(path, tmp_path):
     write_pack(tmp_path / "b.zip", FILES)
     assert (tmp_path / "b.zip").read_bytes() == path.read_bytes()

@@ -82,7 +82,11 @@ def unpack(path: Path) -> Iterator[Path]:
                             file.write(block)
         except _DAMAGE as error:
             raise RunError(f"{path}: is no pack of polyak, or is damaged: {error}") from error
-        yield directory
+        try:
+            yield directory
+        except Exception as error:  # A message names the file, not the temporary directory.
+            error.args = tuple(arg.replace(temporary, str(path)) if isinstance(arg, str) else arg for arg in error.args)
+            raise
 
 
 def _check_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
