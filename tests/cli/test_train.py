@@ -202,10 +202,11 @@ def test_a_misspelt_environment_suggests_the_nearest(env, nearest, command, work
     assert list(workdir.iterdir()) == []
 
 
-def test_an_environment_has_to_be_named(command):
-    code, _, err = command("train ppo --env-steps 5")
+@pytest.mark.parametrize("arguments", ["--env-steps 5", "--env-steps 5 CartPole-v1"])
+def test_an_environment_has_to_be_named_before_the_flags(arguments, command):
+    code, _, err = command(f"train ppo {arguments}")
     assert code == 2
-    assert "an environment is missing" in err
+    assert "an environment is missing; it comes before the flags: polyak train ppo CartPole-v1" in err
 
 
 EXTRAS = {
