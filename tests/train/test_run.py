@@ -676,3 +676,13 @@ def test_a_state_of_another_loop_is_rejected(before, after):
     env = polyak.envs.make(after, num_envs=2)
     with pytest.raises(ValueError, match=r"resume_from must be of the (host|compiled) loop, as env is, got a state of the"):
         polyak.train.run(first.agent, env, resume_from=first.loop_state, **options)
+
+
+def test_a_finished_run_that_is_resumed_without_an_evaluation_keeps_its_own(tmp_path):
+    settings = {"num_steps": 8, "num_minibatches": 1, "num_epochs": 1}
+    options = {"num_envs": 2, "env_steps": 16, "settings": settings, "run_dir": tmp_path / "run", "progress": False}
+    polyak.train.run("ppo", "jax/CartPole-v1", eval_episodes=2, **options)
+    before = open_run(tmp_path / "run").read_summary()
+    assert polyak.resume(tmp_path / "run", eval_episodes=0, progress=False).evaluation is None
+    assert open_run(tmp_path / "run").read_summary() == before
+    assert before["eval_episodes"] == 2

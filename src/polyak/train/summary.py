@@ -73,8 +73,8 @@ def write_summary(
 ) -> None:
     """Write the summary of a training run that began at the time `started_at` of the monotonic clock.
 
-    If this process did not train, the times are from the process that trained to the last checkpoint; without a report,
-    env_steps are from the last checkpoint.
+    If this process did not train, the times are from the process that trained to the last checkpoint, and so is the evaluation
+    if there is no new one; without a report, env_steps are from the last checkpoint.
     """
     fields = make_summary(config, progress, evaluation, wall_seconds=time.monotonic() - started_at, stopped=stopped)
     if progress is None or progress.seconds == 0:
@@ -83,11 +83,12 @@ def write_summary(
             fields |= {"env_steps": saved} if progress is None else {}
             earlier = run.read_summary()
             if earlier.get("env_steps") == (saved or 0):
-                fields |= {name: earlier.get(name) for name in TIMES}
+                fields |= {name: earlier.get(name) for name in (*TIMES, *(EVALUATION if evaluation is None else ()))}
     run.write_summary(fields)
 
 
 TIMES = ("env_steps", "wall_seconds", "train_seconds", "compile_seconds", "fps")
+EVALUATION = ("eval_mean_return", "eval_std_return", "eval_mean_length", "eval_episodes")
 
 
 def make_summary(
