@@ -110,7 +110,7 @@ class OutputChecker:
                 raise ValueError(f"{self._name(spec)} holds numbers beyond {dtype}{_rows(lost)}: {_short(array)}")
             array = cast
         # Negated so that NaN, which is no smaller and no larger, is outside.
-        if self._check and spec.low is not None and not ((array >= spec.low) & (array <= spec.high)).all():
+        if self._check and spec.low is not None and np.count_nonzero((array >= spec.low) & (array <= spec.high)) < array.size:
             array = self._clip_or_raise(spec, array)
         return array.astype(dtype)
 
