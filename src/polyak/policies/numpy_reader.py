@@ -65,9 +65,9 @@ def make_network(arrays: Any, layers: int, activation: str, rows: int | None = N
         count = len(x)
         x = x.reshape(count, -1)
         if rows is not None:
-            padded = np.zeros((-(-count // rows), rows, x.shape[1]), x.dtype)
-            padded.reshape(-1, x.shape[1])[:count] = x
-            x = padded[0] if len(padded) == 1 else padded
+            if missing := -count % rows:
+                x = np.concatenate([x, np.zeros((missing, x.shape[1]), x.dtype)])
+            x = x.reshape(-1, rows, x.shape[1]) if len(x) > rows else x
         if normalize is not None:
             x = normalize(x)
         for kernel, bias in dense:
