@@ -331,7 +331,7 @@ class VectorBatch:
     def _read_info(self, info: dict[str, Any], is_last: Flags, reset_mask: Flags) -> dict[str, npt.NDArray[np.float64]]:
         """Return the values of `info` that loops report; without `info_metrics`, only values at the end of episodes."""
         reads = ~reset_mask if self.info_metrics else is_last
-        if not np.count_nonzero(reads):
+        if not info or not np.count_nonzero(reads):
             return {}
         values: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         for i in np.flatnonzero(reads).tolist():
