@@ -181,7 +181,7 @@ def collect_on_host(
         RuntimeError: the policy reports a failure.
     """
     carry = jax.tree.map(np.asarray, carry)
-    time_steps, actions, infos = [time_step], [], []
+    time_steps, outputs = [time_step], []
     for t in range(num_steps):
         step = actor(t, time_step, carry)
         carry = step.carry
@@ -194,10 +194,9 @@ def collect_on_host(
         if info_sums is not None:
             info_sums.add(getattr(env, "info", {}))
         time_steps.append(time_step)
-        actions.append(action)
-        infos.append(step.info)
+        outputs.append((action, step.info))
     check_error_flags(carry)
-    return stack(time_steps), stack(actions), stack(infos), jax.tree.map(np.asarray, carry)
+    return stack(time_steps), *stack(outputs), jax.tree.map(np.asarray, carry)
 
 
 def stack(trees: list[Any]) -> Any:
