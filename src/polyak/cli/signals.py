@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from polyak.core.output import discard_output
+from polyak.core.signal_stack import use_signal_stack
 from polyak.core.warn import warn
 
 GRACE_SECONDS = 4.5
@@ -65,6 +66,7 @@ def handle_signals(grace: float | None = None, consequence: str = PROGRESS_LOST)
         grace: seconds until the exit; None is 4.5.
         consequence: part of the message when the process exits at once.
     """
+    use_signal_stack()
     signals = Signals()
     seconds = GRACE_SECONDS if grace is None else grace
     reason = f"not stopped within {seconds:g} s, " if seconds > 0 else ""

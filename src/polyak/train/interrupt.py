@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from polyak.core.signal_stack import use_signal_stack
+
 _DEFAULTS: Mapping[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
@@ -41,6 +43,8 @@ def catch_interrupt() -> Iterator[Interrupt]:
             os.kill(os.getpid(), number)
 
     is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        use_signal_stack()
     caught = [number for number, default in _DEFAULTS.items() if is_main and signal.getsignal(number) == default]
     for number in caught:
         signal.signal(number, record)
