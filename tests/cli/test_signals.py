@@ -203,6 +203,6 @@ def test_a_signal_after_training_reports_whether_it_was_stopped(stopped, message
 
     monkeypatch.setattr(training_run, "handle_signals", handle)
     monkeypatch.setattr(training_run, "_finish", lambda *_: 0)
-    result = types.SimpleNamespace(stopped=stopped)
+    result = types.SimpleNamespace(stopped=stopped, diagnosis=None)
     assert training_run._run([nullcontext()], lambda _: [result], Screen()) == 0
     assert message in consequences[1]

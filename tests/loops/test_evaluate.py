@@ -133,6 +133,14 @@ def test_evaluation_times_out_after_max_steps_and_not_before(slow):
             evaluate(collecting(), env, episodes=6, key=KEY, max_steps=steps - 1)
 
 
+def test_an_evaluation_can_be_stopped():
+    for env, calls in ((ENV, 1), (SameStart(ENV, KEY), 3)):
+        answers = iter([False] * (calls - 1) + [True])
+        with pytest.raises(TimeoutError, match=r"stopped before all episodes of jax/CartPole\S* had ended"):
+            evaluate(collecting(), env, episodes=6, key=KEY, should_stop=lambda: next(answers))  # noqa: B023
+        assert next(answers, None) is None
+
+
 def test_long_episodes_pass_through_several_chunks():
     env = AutoReset(dataclasses.replace(probe(1).dynamics, length=np.int32(600)), 2)
     assert list(evaluate(Constant(), env, episodes=3, key=KEY).lengths) == [600] * 3

@@ -1,6 +1,7 @@
 """`polyak.train.run`, its result and `polyak.resume`: what the command line does, from Python."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -432,6 +433,16 @@ def test_a_mean_return_that_is_nan_is_never_the_best(monkeypatch):
         evaluate(Progress(step, 10, step, 1.0, 1.0, 1.0), {}, types.SimpleNamespace(agent=step))
         best.append(evaluate.best_policy)
     assert best == [None, 2, 2, 4, 4]
+
+
+def test_a_request_to_stop_ends_an_evaluation_and_the_state_is_saved(directory):
+    env, is_asked = polyak.envs.make("CartPole-v1", num_envs=2), itertools.count()
+    with pytest.warns(UserWarning, match="stopped before all episodes of CartPole-v1 had ended; this evaluation is skipped"):
+        result = train(
+            env, run_dir="run", env_steps=10_000, eval_every=32, eval_episodes=10_000, should_stop=lambda: next(is_asked) > 50
+        )
+    assert result.stopped == "request" and not result.evaluations and result.progress.env_steps < 100
+    assert polyak.resume("run", env_steps=result.progress.env_steps, eval_episodes=0, progress=False).loop_state.iteration > 0
 
 
 @pytest.mark.parametrize("every", [None, 32])

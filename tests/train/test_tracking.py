@@ -21,6 +21,12 @@ def train(run_dir, **settings):
     return polyak.train.run("ppo", "jax/CartPole-v1", run_dir=run_dir, **given | settings)
 
 
+def train_until_evaluated(run_dir, **settings):
+    evaluated = []
+    note = lambda progress, metrics, state: evaluated.append("eval/mean_reward" in metrics)  # noqa: E731
+    return train(run_dir, callbacks=[note], should_stop=lambda: any(evaluated), **settings)
+
+
 class Fake:
     """The smallest `wandb`: what it was told, by the id of the run."""
 
@@ -75,8 +81,7 @@ def wandb(monkeypatch):
 def test_a_resumed_run_continues_the_same_tracked_run(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "poles")
     run = tmp_path / "pole"
-    stops = iter([False] * 4 + [True] * 100)
-    train(run, track="wandb", should_stop=lambda: next(stops))
+    train_until_evaluated(run, track="wandb")
     assert json.loads((run / "tracking.json").read_text()) == {"tracker": "wandb", "id": "pole-1"}
     polyak.resume(run, progress=False)
     ((before, after),) = wandb.runs.values()
@@ -159,8 +164,7 @@ def test_a_tracked_run_needs_a_directory(wandb):
 
 
 def stopped_and_resumed(run, track):
-    stops = iter([False] * 4 + [True] * 100)
-    train(run, track=track, video_every=150, should_stop=lambda: next(stops))
+    train_until_evaluated(run, track=track, video_every=150)
     polyak.resume(run, progress=False)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["env_steps"]: row["time/iterations"] for row in rows}

@@ -91,8 +91,10 @@ def _finish(training: Training, result: Result, signals: Signals, console: Scree
     """Evaluate the policy unless a signal was received, or report why training stopped; returns the exit code."""
     if signals.received is not None and result.stopped == "request":
         result = dataclasses.replace(result, stopped=NAMES[signals.received])
-    # One of several seeds may have finished before the signal.
-    is_open = result.stopped is None and training.eval_episodes > 0 and not is_evaluated(training, result.progress.env_steps)
+    # One of several seeds may have finished before the signal, which may have skipped its last evaluation.
+    env_steps = result.progress.env_steps
+    has_evaluation = is_evaluated(training, env_steps) and env_steps in result.evaluations
+    is_open = result.stopped is None and training.eval_episodes > 0 and not has_evaluation
     if skips_evaluation := signals.received is not None and is_open:
         training = dataclasses.replace(training, eval_episodes=0)
     finish(training, result, console)

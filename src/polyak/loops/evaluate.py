@@ -41,7 +41,7 @@ STEPS_BEFORE_COMPILING = 4096
 
 
 class UnendedEpisodes(TimeoutError):
-    """Episodes of an evaluation did not end within `max_steps`."""
+    """Episodes of an evaluation did not end within `max_steps`, or before it was stopped."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,7 +93,13 @@ class Evaluation:
 
 @suggest_arguments("evaluate")
 def evaluate(
-    policy: Policy, env: Env | HostEnv, *, episodes: int, key: PRNGKeyArray, max_steps: int | None = None
+    policy: Policy,
+    env: Env | HostEnv,
+    *,
+    episodes: int,
+    key: PRNGKeyArray,
+    max_steps: int | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Run a policy for exactly `episodes` episodes.
 
@@ -107,12 +113,14 @@ def evaluate(
         key: source of all randomness, in the environment and in the policy's actions.
         max_steps: maximum number of steps of each environment; None sets no limit for a host environment and ten million
             for a JAX environment.
+        should_stop: called at every step of a host environment, and every 256 steps of a JAX environment; True stops the
+            evaluation, without a result.
 
     Raises:
         TypeError: `policy` is a function or an exported policy.
         TypeError, ValueError: `episodes` or `max_steps` is not a positive integer.
         ValueError: the policy was built for other spaces, action scaling or masks than the environment has.
-        TimeoutError: `max_steps` passed before all episodes had ended.
+        TimeoutError: `max_steps` passed, or `should_stop` returned True, before all episodes had ended.
         RuntimeError: the policy reports a failure (a script that has ended).
     """
     check_policy_methods("evaluate", policy)
@@ -127,9 +135,9 @@ def evaluate(
     env_key, act_key = jax.random.split(key)
     if isinstance(env, HostEnv):
         with ExceptionRelay(policy):
-            log, *_ = _evaluate_on_host(policy, env, host_seed(env_key), quota, act_key, max_steps)
+            log, *_ = _evaluate_on_host(policy, env, host_seed(env_key), quota, act_key, max_steps, should_stop)
             return log.result()
-    return _evaluate_compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000)
+    return _evaluate_compiled(policy, env, quota, env_key, act_key, max_steps or 10_000_000, should_stop)
 
 
 class _EpisodeLog:
@@ -188,6 +196,7 @@ def _evaluate_on_host(
     quota: Any,
     act_key: PRNGKeyArray,
     max_steps: int | None,
+    should_stop: Callable[[], bool],
     stop_at: int | None = None,
 ) -> tuple[_EpisodeLog, int, TimeStep, PyTree]:
     """Return the episodes, the number of steps, and the last time step and carry; `stop_at` ends an incomplete evaluation."""
@@ -195,8 +204,7 @@ def _evaluate_on_host(
     actor = make_actor(policy, act_key, env.num_envs, exact=True, block=CHUNK)
     log, t = _EpisodeLog(quota), 0
     while not log.is_complete and t != stop_at:
-        if t == max_steps:
-            raise _timeout(env, t)
+        _check_continues(env, t, max_steps, should_stop)
         step = actor(t, time_step, carry)
         carry = step.carry
         check_error_flags(carry, log.is_running)
@@ -207,21 +215,26 @@ def _evaluate_on_host(
 
 
 def _evaluate_compiled(
-    policy: Policy, env: Env, quota: Any, env_key: PRNGKeyArray, act_key: PRNGKeyArray, max_steps: int
+    policy: Policy,
+    env: Env,
+    quota: Any,
+    env_key: PRNGKeyArray,
+    act_key: PRNGKeyArray,
+    max_steps: int,
+    should_stop: Callable[[], bool],
 ) -> Evaluation:
     relay = ExceptionRelay(policy)
     if isinstance(policy, CallsPython):
         hosted = JaxEnvOnHost(env, env_key)
         with relay:
-            log, t, *last = _evaluate_on_host(policy, hosted, 0, quota, act_key, max_steps, STEPS_BEFORE_COMPILING)
+            log, t, *last = _evaluate_on_host(policy, hosted, 0, quota, act_key, max_steps, should_stop, STEPS_BEFORE_COMPILING)
         loop = (hosted.state, *last)
     else:
         env_state, time_step = jitted_init(env)(env_reset_key(env_key))
         log, t, loop = _EpisodeLog(quota), 0, (env_state, time_step, policy.initial_state(env.num_envs))
     chunk = _program(env)
     while not log.is_complete:
-        if t == max_steps:
-            raise _timeout(env, t)
+        _check_continues(env, t, max_steps, should_stop)
         limits = np.uint32(t), np.uint32(min(t + CHUNK, max_steps)), log.num_left
         loop, end, scores = relay.run(chunk, policy, loop, env_key, act_key, *limits)
         scores = jax.tree.map(np.asarray, scores)
@@ -265,7 +278,15 @@ def _scores(time_step: TimeStep) -> tuple[EpisodeRecord, dict[str, Array]]:
     return time_step.episode_record, {tag: x for tag, x in (time_step.info or {}).items() if tag == SUCCESS}
 
 
-def _timeout(env: Env | HostEnv, steps: int) -> "UnendedEpisodes":
-    return UnendedEpisodes(
-        f"evaluate: not all episodes of {env.spec.id} ended within max_steps={steps} steps of each environment"
-    )
+def _check_continues(env: Env | HostEnv, steps: int, max_steps: int | None, should_stop: Callable[[], bool]) -> None:
+    """Check that an evaluation may take another step.
+
+    Raises:
+        UnendedEpisodes: `max_steps` are done, or `should_stop` returns True.
+    """
+    if steps == max_steps:
+        raise UnendedEpisodes(
+            f"evaluate: not all episodes of {env.spec.id} ended within max_steps={steps} steps of each environment"
+        )
+    if should_stop():
+        raise UnendedEpisodes(f"evaluate: the evaluation was stopped before all episodes of {env.spec.id} had ended")

@@ -80,7 +80,7 @@ def resume(
         learners: number of processes that train together in the compiled loop, or `Learners`; 1 trains in this process; None is
             the run's number. The number may differ from the run's, but must divide the run's devices.
         compilation_cache: keep compiled programs; see `polyak.train.run`.
-        should_stop: called between iterations; True ends the training.
+        should_stop: called between iterations, and during evaluations, which True skips; True ends the training.
 
     Raises:
         RunError: the directory holds no run, or another process is writing to the run.

@@ -199,7 +199,7 @@ def train_in_parallel(
         reports = SeedReports(display, count)
         stack.callback(reports.flush)
         evaluations = [
-            stack.enter_context(periodic_evaluation(training, display, f"seed {training.config.seed} "))
+            stack.enter_context(periodic_evaluation(training, display, should_stop, f"seed {training.config.seed} "))
             for training in trainings
         ]
         videos = [

@@ -56,7 +56,7 @@ class CommonSettings:
             `run_dir`. `"tensorboard"` requires the package whose files a run has anyway where it is installed.
         compilation_cache: keep compiled programs in the user's cache directory, which shortens later starts, unless JAX has a
             cache already; the environment variable `POLYAK_COMPILATION_CACHE=0` turns it off too.
-        should_stop: called between iterations; True ends the training.
+        should_stop: called between iterations, and during evaluations, which True skips; True ends the training.
     """
 
     settings: Mapping[str, Any] | None = None

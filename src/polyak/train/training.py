@@ -132,7 +132,7 @@ def train_here(training: Training, console: Screen, callbacks: Sequence[Callback
         rollout, left = config.agent.num_steps * config.num_envs, config.env_steps - start.env_steps
         if 0 < left < rollout and config.loop != OFFLINE:
             display.print_text(f"trains on one rollout of num_steps * num_envs = {rollout:,} steps, not {left:,}")
-        evaluation = stack.enter_context(periodic_evaluation(training, display))
+        evaluation = stack.enter_context(periodic_evaluation(training, display, should_stop))
         videos = stack.enter_context(periodic_video(config, training.env, run, start.env_steps, display))
         trackers = stack.enter_context(tracked(config, run, is_resumed=start.env_steps > 0))
         trained: TrainResult = loop(
@@ -321,7 +321,9 @@ def _has_user_agent(run: Run) -> bool:
 
 
 @contextmanager
-def periodic_evaluation(training: Training, display: Display, label: str = "") -> Iterator[list[PeriodicEvaluation]]:
+def periodic_evaluation(
+    training: Training, display: Display, should_stop: Callable[[], bool], label: str = ""
+) -> Iterator[list[PeriodicEvaluation]]:
     """Yield a list with the callback of the evaluations during training, or an empty list without `eval_every`."""
     config = training.config
     if config.eval_every is None:
@@ -342,6 +344,7 @@ def periodic_evaluation(training: Training, display: Display, label: str = "") -
                 display=display,
                 label=label,
                 unit=config.unit,
+                should_stop=should_stop,
             )
         ]
 
