@@ -1,13 +1,14 @@
 """The arguments with which copies are created and trained."""
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from polyak.copies.follow import Follow
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec
-from polyak.networks.feedforward import MLP
+from polyak.networks.feedforward import MLP, NatureCNN
 from polyak.networks.heads import QValues
 from polyak.ops.gradient_step import Aux
 from tests.copies.line import ADAM, GOALS, INPUTS, KEY, SGD, SPEC, made, squared
@@ -31,6 +32,10 @@ def test_optimizers_of_optax_are_taken():
         assert made(optimizer=optimizer).optimizer is optimizer
 
 
+def test_requests_may_be_an_iterator(unchecked):
+    assert len(made(target=Follow()).predict(zip(("online", "target"), (INPUTS, INPUTS), strict=True))) == 2
+
+
 @pytest.mark.parametrize(
     "requests", ["online", ("online", INPUTS), ["online"], {"online": INPUTS}, None, [("online", INPUTS, 1)]]
 )
@@ -52,9 +57,7 @@ OUT_OF_TREE = {
 def test_inputs_in_another_tree_are_rejected(name, unchecked):
     spec, inputs, got = OUT_OF_TREE[name]
     copies = NetworkCopies.create(MLP((4,), head=QValues()), KEY, spec, target=Follow(), optimizer=ADAM)
-    wanted = (
-        rf"inputs of 'target' must have the tree of the observations that the network was created for, got {got} \(.*Error: ."
-    )
+    wanted = rf"inputs of 'target' must have the tree and the shapes of the observations .*, got {got} \(.*Error: ."
     with pytest.raises(ValueError, match=wanted):
         copies.predict([("target", inputs)])
     with pytest.raises(ValueError, match=wanted.replace("target", "online")):
@@ -68,6 +71,13 @@ def test_an_array_that_the_network_cannot_take_keeps_the_error_of_jax(spec, mess
     copies = NetworkCopies.create(MLP((4,), head=QValues()), KEY, spec, optimizer=ADAM)
     with pytest.raises(TypeError, match=message):
         copies.predict([("online", jnp.ones((4, 3)))])
+
+
+def test_images_of_other_channels_keep_the_error_of_jax(unchecked):
+    images = EnvSpec(Box(0, 255, (84, 84, 4), np.uint8), SPEC.action)
+    copies = NetworkCopies.create(NatureCNN(head=QValues()), KEY, images, optimizer=ADAM)
+    with pytest.raises(ValueError, match=r"conv_general_dilated"):
+        copies.predict([("online", jnp.zeros((4, 84, 84, 3), jnp.uint8))])
 
 
 NO_AUX = {

@@ -685,7 +685,33 @@ def test_a_state_of_another_loop_is_rejected(before, after):
     settings = {"num_steps": 8, "num_minibatches": 1}
     first = polyak.train.run("ppo", before, num_envs=2, settings=settings, **options)
     env = polyak.envs.make(after, num_envs=2)
-    with pytest.raises(ValueError, match=r"resume_from must be of the (host|compiled) loop, as env is, got a state of the"):
+    with pytest.raises(ValueError, match=r"resume_from must be a state of the (host|compiled) loop, got a state of"):
+        polyak.train.run(first.agent, env, resume_from=first.loop_state, **options)
+
+
+def test_an_environment_in_jax_without_a_state_is_resumed():
+    made = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    _, start = made.init(jax.random.key(0))
+
+    class Bandit:
+        spec, num_envs = made.spec, made.num_envs
+
+        def init(self, key):
+            return (), start
+
+        def step(self, state, action, key):
+            del action
+            return state, dataclasses.replace(start, first=jax.numpy.zeros(2, bool), reward=jax.random.uniform(key, (2,)))
+
+    first = train(Bandit(), env_steps=16)
+    assert train(Bandit(), env_steps=48, resume_from=first.loop_state).progress.env_steps == 48
+
+
+def test_a_state_of_the_host_loop_in_an_environment_in_jax_needs_the_wrapped_environment():
+    options = {"env_steps": 16, "progress": False, "loop": "host"}
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    first = polyak.train.run(small(env), env, **options)
+    with pytest.raises(ValueError, match="wrap the JAX environment with JaxEnvOnHost"):
         polyak.train.run(first.agent, env, resume_from=first.loop_state, **options)
 
 

@@ -203,7 +203,7 @@ class PPO(OnPolicyAgent):
         loss = partial(self.loss, state=state, axis_name=axis_name)
         copies, log = train_epochs(
             state.copies,
-            lambda params, batch, variables, key: loss(params, batch),  # without noise, by the statistics in the state
+            lambda params, batch, variables, key: loss(params, batch),  # needs no key, and takes statistics from `state`
             self.optimizer_at(state.env_steps),
             partial(self._epoch_batch, state, rollout, batch, intrinsic_advantage),
             key,

@@ -150,7 +150,7 @@ class RND(AdamSettings, BaseAgent):
 
     @property
     def lag_advice(self) -> str:
-        """The inner agent's."""
+        """`lag_advice` of the inner agent."""
         return self.agent.lag_advice
 
     def check(self, num_envs: int, devices: int = 1) -> None:

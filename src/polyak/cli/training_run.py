@@ -77,7 +77,7 @@ def _run(trainings: Sequence[Training], start: Callable[[Callable[[], bool]], li
                 stack.enter_context(training)
             with handle_signals() as signals, record_stop(trainings, lambda: NAMES.get(signals.received or 0, "request")):
                 results = start(signals.stop_requested)
-            is_stopped = any(result.stopped is not None for result in results)
+            is_stopped = any(result.stopped is not None and result.diagnosis is None for result in results)
             with handle_signals(grace=0.0, consequence=STOPPED_TRAINING_SAVED if is_stopped else TRAINING_SAVED):
                 return max(_finish(*pair, signals, console) for pair in zip(trainings, results, strict=True))
     except StoppedBeforeStart as error:

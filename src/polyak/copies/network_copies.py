@@ -225,7 +225,7 @@ class NetworkCopies:
         """The second half of `train`: one step of a copy along these gradients, and its log.
 
         Args:
-            optimizer: its state is the shared copy's if it is shared, else this worker's own.
+            optimizer: see `train`; with `shared_optimizer`, its state is the shared copy's.
             gradients: with the tree structure of the weights, float32.
             aux: its terms go into the log; its statistics replace the copy's.
             bad: for names in `polyak.ops.gradient_step.QUANTITIES`, True if not finite; any of them skips the step.
@@ -234,8 +234,9 @@ class NetworkCopies:
             to: the copy to update.
 
         Raises:
-            ValueError: `to` is online and the optimizer's state is the shared copy's.
+            ValueError: there is no such copy, or `to` is online and the optimizer's state is the shared copy's.
         """
+        check_choice(f"{self.name}: step", "to", to, ("online", "shared"))
         if to == "online" and self.shared_optimizer:
             raise ValueError(f"{self.name}: the optimizer is shared; apply to 'shared', or create with shared_optimizer=False")
         state = self._shared.optimizer_state if self.shared_optimizer else self.optimizer_state
@@ -490,9 +491,10 @@ class NetworkCopies:
             TypeError: a request is no pair.
             ValueError: no copy has this name; the message lists the existing names. The network cannot take the inputs.
         """
-        if not (isinstance(requests, Iterable) and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in requests)):
+        pairs = list(requests) if isinstance(requests, Iterable) else [requests]
+        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             raise TypeError(f"{self.name}: predict: requests must be (copy, inputs) pairs, got {text_of(requests)}")
-        names, inputs = tuple(name for name, _ in requests), [inputs for _, inputs in requests]
+        names, inputs = tuple(name for name, _ in pairs), [inputs for _, inputs in pairs]
         copies = {name: self.variables(name) for name in dict.fromkeys(names)}
         return predict_all(self.network, names, train, copies, inputs, key)
 

@@ -59,14 +59,14 @@ def _apply(
     """The outputs of a copy, and its statistics.
 
     Raises:
-        ValueError: the network cannot take inputs in this tree.
+        ValueError: the network cannot take this tree of inputs.
     """
     try:
         result = network.apply(variables, inputs, train=train, key=key)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(inputs, Array) and isinstance(error, TypeError):
+        if isinstance(inputs, Array):
             raise  # JAX names the shapes, or the entry that an array does not have.
-        wanted = "must have the tree of the observations that the network was created for"
+        wanted = "must have the tree and the shapes of the observations that the network was created for"
         got = f"{text_of(inputs)} ({type(error).__name__}: {error})"
         raise ValueError(f"inputs of {copy!r} {wanted}, got {got}") from error
     outputs, _, stats = result

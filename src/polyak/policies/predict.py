@@ -122,7 +122,7 @@ class AsPython:
     does; a recurrent policy needs `carry_spec=` this object's `carry_spec`. `predict` returns the environment's own actions.
 
     Args:
-        spec: the policy's.
+        spec: spec of the policy.
         act: `(time_step, carry, seed) -> (action, carry)`, in NumPy.
         initial_state: the carry at the start of episodes, by the batch size.
     """

@@ -86,6 +86,8 @@ def unpack(path: Path) -> Iterator[Path]:
             yield directory
         except Exception as error:  # A message names the file, not the temporary directory.
             error.args = tuple(arg.replace(temporary, str(path)) if isinstance(arg, str) else arg for arg in error.args)
+            if isinstance(error, OSError) and error.filename is not None:
+                error.filename = str(error.filename).replace(temporary, str(path))
             raise
 
 

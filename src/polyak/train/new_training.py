@@ -81,12 +81,13 @@ def run(agent: Agent[State] | str, env: Env | HostEnv | str | Callable[[], Any],
             algorithm=agent.lower() if isinstance(agent, str) else None,
             learners=group,
         )
-        start = Start(_in_new_envs(made, env, fields.resume_from), fields.env_steps_done)
+        state = _in_new_envs(made, env, fields.resume_from, training.config.loop)
+        start = Start(state, fields.env_steps_done)
         training = dataclasses.replace(training, start=start)
         return run_training(training, callbacks=fields.callbacks, progress=fields.progress, should_stop=fields.should_stop)
 
 
-def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> LoopState | None:
+def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None, loop: str) -> LoopState | None:
     """Return the state to resume from, with new episodes if `run` has created the host environments.
 
     Raises:
@@ -97,9 +98,12 @@ def _in_new_envs(made: Env | HostEnv, env: Any, state: LoopState | None) -> Loop
     check_resume_from(state, made.num_envs)
     if isinstance(made, HostEnv) and made is not env:
         return with_new_episodes(made, state, int(state.iteration))
-    if isinstance(made, HostEnv) == bool(jax.tree.leaves(state.env)):
-        loops = ("host", "compiled") if isinstance(made, HostEnv) else ("compiled", "host")
-        raise ValueError("train: resume_from must be of the {} loop, as env is, got a state of the {} loop".format(*loops))
+    # Only the compiled loop has the environment's state, which may be empty.
+    env_state = jax.eval_shape(made.init, jax.random.key(0))[0] if loop == "compiled" else ()
+    is_compiled = bool(jax.tree.leaves(state.env))
+    if is_compiled != bool(jax.tree.leaves(env_state)):
+        got = "the compiled loop" if is_compiled else "another loop"
+        raise ValueError(f"train: resume_from must be a state of the {loop} loop, got a state of {got}")
     return state
 
 

@@ -149,7 +149,7 @@ def prepare_offline(
     """Check all settings, and create the run directory.
 
     Args:
-        fields: see `offline`. The fields `env`, `settings`, `progress`, `callbacks` and `should_stop` are not used.
+        fields: see `offline`; `env`, `settings`, `progress`, `compilation_cache`, `callbacks` and `should_stop` are not used.
         algorithm: name of the algorithm; None is `algorithm_name(agent)`.
         threads: number of XLA threads, for the config; None is XLA's default.
     """

@@ -37,7 +37,7 @@ def offline_resumption(
 ) -> Iterator[Training]:
     """Yield the training that continues a run from its newest checkpoint, which has the data; drops metrics that are newer.
 
-    The environments for evaluation, if there is one, are created unless they are given, and closed at the end.
+    Environments for evaluation are created unless they are given; created ones are closed at the end.
 
     Args:
         eval_episodes: episodes of the evaluation at the end; None is the run's number.

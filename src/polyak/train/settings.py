@@ -45,7 +45,7 @@ def never() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSettings:
-    """Settings that `run`, `run_seeds` and `offline` share; each documents its intervals.
+    """Settings that `run`, `run_seeds` and `offline` share; the settings of each describe its intervals.
 
     Attributes:
         settings: fields of a named agent that replace the preset's values.
@@ -94,7 +94,7 @@ class OfflineSettings(CommonSettings):
     """
 
     gradient_steps: int
-    env: Env | HostEnv | str | Callable[[], Any] | None = None
+    env: AnyEnv | None = None
     seed: int = 0
     eval_episodes: int | None = None
     callbacks: Sequence[Callback] = ()
@@ -150,8 +150,8 @@ class TrainSettings(RunSettings):
         learners: number of processes over which the devices are split, or `Learners`; by default one device each.
         devices: number of devices; None is 2, if available, for 64 environments in JAX or images on the host, else 1.
         resume_from: `loop_state` of a result, with `env_steps_done`; an agent with the same networks, optimizer and replay, and
-            as many environments. A host environment given by name or function begins new episodes; one of `polyak.envs.make`
-            must not have been reset or stepped since.
+            as many environments. A host environment given by name or function begins new episodes; any other environment
+            needs the loop of the result, and one on the host must not have been reset or stepped since.
         env_steps_done: env_steps at which the result of `resume_from` ended.
         data: a data set that stays beside the agent's replay, or the first argument of `polyak.data.load`; see `MixedReplay`.
         data_share: share of the data in each batch.
@@ -258,8 +258,11 @@ def runs_offline_with(settings: Callable[P, T]) -> Callable[[Callable[[Any, Any,
 def _with_fields(settings: Any, function: Callable[..., Any]) -> Any:
     signature = inspect.signature(function)
     *positional, _ = signature.parameters.values()
-    # The required fields first.
-    fields = sorted(inspect.signature(settings).parameters.values(), key=lambda field: field.default is not field.empty)
+    # The required fields first, then the fields of the class itself.
+    own = inspect.get_annotations(settings)
+    fields = sorted(
+        inspect.signature(settings).parameters.values(), key=lambda x: (x.default is not x.empty, x.name not in own)
+    )
 
     @functools.wraps(function)
     def call(*args: Any, **arguments: Any) -> Any:
