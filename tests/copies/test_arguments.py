@@ -32,7 +32,7 @@ def test_optimizers_of_optax_are_taken():
         assert made(optimizer=optimizer).optimizer is optimizer
 
 
-def test_requests_may_be_an_iterator(unchecked):
+def test_requests_may_be_an_iterator():
     assert len(made(target=Follow()).predict(zip(("online", "target"), (INPUTS, INPUTS), strict=True))) == 2
 
 

@@ -23,7 +23,10 @@ def train(run_dir, **settings):
 
 def train_until_evaluated(run_dir, **settings):
     evaluated = []
-    note = lambda progress, metrics, state: evaluated.append("eval/mean_reward" in metrics)  # noqa: E731
+
+    def note(progress, metrics, state):
+        evaluated.append("eval/mean_reward" in metrics)
+
     return train(run_dir, callbacks=[note], should_stop=lambda: any(evaluated), **settings)
 
 

@@ -67,8 +67,8 @@ def train(arguments: list[str], *, is_own_process: bool = False) -> int:
     if env_id is None and "--data" in given:
         return fail(f"{min(collects)} needs an environment; without it, --gradient-steps trains on the data alone")
     if env_id is None:
-        first, flags_after = (algorithm, "the flags") if algorithm else ("--agent MODULE:NAME", "the other flags")
-        return fail(f"an environment is missing; it comes before {flags_after}: polyak train {first} CartPole-v1")
+        first, behind = (algorithm, "the flags") if algorithm else ("--agent MODULE:NAME", "the other flags")
+        return fail(f"an environment is missing; it comes before {behind}: polyak train {first} CartPole-v1")
     try:
         flags, settings, intrinsic = _parse(algorithm, user_agent, env_id, [*words, *rest])
     except UsageError as error:

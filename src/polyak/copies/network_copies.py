@@ -1,7 +1,7 @@
 """The online, target and shared copies of one network: target updates, gradient steps and training."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -479,7 +479,7 @@ class NetworkCopies:
         return copies.update_online(), log
 
     def predict(
-        self, requests: Sequence[tuple[str, PyTree]], *, train: bool = False, key: PRNGKeyArray | None = None
+        self, requests: Iterable[tuple[str, PyTree]], *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> list[PyTree]:
         """The outputs for `(copy, inputs)` pairs, in order, from one compiled call; a copy may appear more than once.
 

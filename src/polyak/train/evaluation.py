@@ -143,21 +143,13 @@ def evaluation_key(seed: int) -> PRNGKeyArray:
     return key
 
 
-def evaluate_policy(
-    env: Env | HostEnv,
-    policy: Policy,
-    episodes: int,
-    seed: int,
-    max_steps: int,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Evaluation:
+def evaluate_policy(env: Env | HostEnv, policy: Policy, episodes: int, seed: int, max_steps: int) -> Evaluation:
     """Evaluate a policy; the seed determines the starts of the episodes; each environment takes at most `max_steps` steps.
 
     Raises:
-        UnendedEpisodes: an episode does not end, or `should_stop` returns True.
+        UnendedEpisodes: an episode does not end.
     """
-    key = evaluation_key(seed)
-    return evaluate(policy, env, episodes=episodes, key=key, max_steps=max_steps, should_stop=should_stop)
+    return evaluate(policy, env, episodes=episodes, key=evaluation_key(seed), max_steps=max_steps)
 
 
 def evaluate_if_it_ends(
@@ -168,9 +160,13 @@ def evaluate_if_it_ends(
     max_steps: int,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Evaluate a policy; returns None, with a warning, if an episode does not end, so that the trained policy is not lost."""
+    """Evaluate a policy as `evaluate_policy` does; returns None, with a warning, if an episode does not end.
+
+    So an evaluation never costs the trained policy. `should_stop` returns True to skip the rest of the evaluation.
+    """
+    key = evaluation_key(seed)
     try:
-        return evaluate_policy(env, policy, episodes, seed, max_steps, should_stop)
+        return evaluate(policy, env, episodes=episodes, key=key, max_steps=max_steps, should_stop=should_stop)
     except UnendedEpisodes as error:
         warn(f"{error}; this evaluation is skipped")
         return None
@@ -203,8 +199,8 @@ class PeriodicEvaluation:
         on_evaluation: called with the tuple `(env_steps, evaluation)` of every evaluation.
         display: shows the start and the result of each evaluation.
         label: prefix of the shown result, to distinguish seeds that train together.
-        should_stop: True skips the rest of an evaluation, as training is to stop.
         unit: what env_steps count.
+        should_stop: True skips the rest of an evaluation, as training is to stop.
     """
 
     def __init__(
@@ -224,8 +220,7 @@ class PeriodicEvaluation:
         unit: str = "env_steps",
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._should_stop = should_stop
-        self._display, self._label, self._unit = display, label, unit
+        self._display, self._label, self._unit, self._should_stop = display, label, unit, should_stop
         self._agent, self._env, self._run, self._on_evaluation = agent, env, run, on_evaluation
         self._every, self._episodes, self._max_steps, self._seed = every, episodes, max_steps, seed
         self._last = env_steps_done
@@ -247,8 +242,7 @@ class PeriodicEvaluation:
             self._display.show_activity(progress, [f"evaluating {self._episodes} episodes …", "evaluating …"])
             if self._unit == "env_steps" and (limit := describe_limit(metrics, self._max_steps)):
                 self._display.print_text(self._label + limit)
-        starts = self._episodes, self._seed, self._max_steps
-        evaluation = evaluate_if_it_ends(self._env, policy, *starts, self._should_stop)
+        evaluation = evaluate_if_it_ends(self._env, policy, self._episodes, self._seed, self._max_steps, self._should_stop)
         if evaluation is None:
             return
         self.evaluations[now] = evaluation
