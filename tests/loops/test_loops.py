@@ -221,6 +221,11 @@ def test_callback_returning_false_ends_training_after_all_callbacks_ran(loop):
     assert run(loop, env_steps=60, report_every=60, callbacks=[lambda *_: False]).stopped is None
 
 
+@BOTH
+def test_a_callback_may_remove_all_metrics(loop):
+    assert run(loop, env_steps=60, callbacks=[lambda progress, metrics, state: metrics.clear()]).metrics == {}
+
+
 @pytest.mark.parametrize("returned", [0, "stop", np.zeros(2)])
 def test_callback_that_returns_neither_a_bool_nor_none_is_rejected_by_name(returned):
     def report(progress, metrics, state):

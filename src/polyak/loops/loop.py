@@ -480,7 +480,8 @@ class Reporter:
         """
         metrics = jax.device_get(metrics)
         self._histograms = {name: value for name, value in metrics.items() if isinstance(value, Histogram)}
-        self.metrics = self._statistics.metrics() | as_numbers(metrics)
+        numbers = as_numbers(metrics)
+        self.metrics = self._statistics.metrics() | numbers
         leaves, structure = jax.tree.flatten(state)
         references = _count_references(leaves)
         results = []
@@ -490,8 +491,8 @@ class Reporter:
             name = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
             results.append(_should_continue(name, result))
             convert_numbers(self.metrics, name)
-        diagnosis = self._agent.diagnose(self.metrics)
-        if diagnosis is not None:
+        # Of the update's own numbers: a callback may have changed `self.metrics`.
+        if (diagnosis := self._agent.diagnose(numbers)) is not None:
             raise TrainingDiverged(diagnosis)
         kept = [after > before for before, after in zip(references, _count_references(leaves), strict=True)]
         leaves = [copy_buffers(leaf) if is_kept else leaf for leaf, is_kept in zip(leaves, kept, strict=True)]
