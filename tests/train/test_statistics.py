@@ -1,5 +1,7 @@
 """Statistics over several seeds."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,12 @@ def test_equal_returns_have_an_interval_of_no_width():
         7.0,
         "return over 3 seeds: mean 7.0, IQM 7.0, 95 % interval of the IQM [7.0, 7.0]",
     )
+
+
+@pytest.mark.parametrize(("returns", "shape"), [([], "(0,)"), ([[1.0, 2.0], [3.0, 4.0]], "(2, 2)")])
+def test_returns_that_are_not_one_for_each_seed_are_an_error(returns, shape):
+    with pytest.raises(ValueError, match=f"one number for each of 1 or more seeds, got shape {re.escape(shape)}"):
+        seed_statistics(returns)
 
 
 def test_large_returns_are_short():

@@ -39,12 +39,17 @@ def seed_statistics(returns: Sequence[float]) -> SeedStatistics:
 
     The resampling has a fixed seed, so that equal returns give an equal interval.
 
+    Raises:
+        ValueError: there are no returns, or several for a seed.
+
     Source: Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice, arXiv:2108.13264.
 
     >>> seed_statistics([0.0, 1.0, 2.0, 9.0]).iqm
     1.5
     """
     values = np.asarray(returns, np.float64)
+    if values.ndim != 1 or not values.size:
+        raise ValueError(f"seed_statistics: returns must be one number for each of 1 or more seeds, got shape {values.shape}")
     resamples = np.random.default_rng(0).choice(values, (RESAMPLES, len(values)))
     low, high = np.quantile(iqm(resamples[..., None]), (0.025, 0.975))
     return SeedStatistics(float(values.mean()), float(iqm(values[..., None])), float(low), float(high), len(values))
