@@ -110,6 +110,9 @@ def test_selected_episodes_are_complete(data):
     np.testing.assert_array_equal(data.select(data.returns > 5).lengths, [2])
     with pytest.raises(ValueError, match="select at least one of the 3 episodes"):
         data.select([])
+    for wrong in (slice(0, 1), 0, None):
+        with pytest.raises(TypeError, match="episodes must be a sequence of numbers or bools, got "):
+            data.select(wrong)
 
 
 def test_a_split_is_by_episode(data):

@@ -168,10 +168,14 @@ class DataSet:
         """The data set of some episodes, by their numbers or a bool for each, in the given order.
 
         Raises:
+            TypeError: `episodes` is no sequence.
             IndexError: there is no such episode.
             ValueError: no episode is selected.
         """
-        numbers = np.arange(self.num_episodes)[np.asarray(episodes) if len(episodes) else slice(0)]
+        index = np.asarray(episodes)
+        if index.ndim != 1:
+            raise TypeError(f"DataSet.select: episodes must be a sequence of numbers or bools, got {episodes!r:.80}")
+        numbers = np.arange(self.num_episodes)[index if len(index) else slice(0)]
         if not len(numbers):
             raise ValueError(f"DataSet.select: select at least one of the {self.num_episodes} episodes")
         lengths, starts = self.lengths[numbers], self.starts[:-1][numbers]
