@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from jax import export
 
+import polyak
 from polyak.export import stablehlo
 from polyak.export.archive import ExportError
 from polyak.export.stablehlo import calls_in, load_program, program
+from polyak.export.write_policy import write_policy
 
 ROW = {"x": jax.ShapeDtypeStruct((2,), np.float32)}
+
+
+def choose_left(obs):
+    return 0
 
 
 def double(x):
@@ -51,6 +57,14 @@ def test_a_program_that_would_call_python_is_rejected():
     rows = {"x": jax.ShapeDtypeStruct((2,), np.float32)}
     with pytest.raises(Exception, match="callback"):  # JAX itself writes none
         program(shouting, rows)
+
+
+@pytest.mark.parametrize("kind", ["stablehlo", "onnx", "numpy"])
+def test_a_policy_in_python_is_rejected_by_name(kind, tmp_path):
+    spec = polyak.envs.make("jax/CartPole-v1").spec
+    policy = polyak.policies.EpsilonGreedy(polyak.policies.PythonPolicy(choose_left, spec), 0.1)
+    with pytest.raises(ValueError, match=r"export: the policy must be in JAX, got one that calls Python: .*choose_left"):
+        write_policy(policy, spec, kind, tmp_path / "policy")
 
 
 @pytest.mark.parametrize("name", ["planted", "/evil", "shape_assertion/evil", "shape_assertion", 'a"b(', "é"])

@@ -11,6 +11,7 @@ import jax
 import numpy.typing as npt
 
 from polyak.core.checks import check_choice
+from polyak.core.policy_faults import python_calls_in
 from polyak.core.spaces import EnvSpec, leaf_spaces
 from polyak.core.types import Policy
 from polyak.export.archive import Export, ExportError, make_header, replace_file, to_members, write_export
@@ -54,6 +55,8 @@ def write_policy(
     check_choice("export", "kind", kind, tuple(SUFFIXES))
     output, about = Path(path), dict(about)
     spec = getattr(policy, "spec", spec)
+    if calls := python_calls_in(policy):
+        raise ValueError(f"export: the policy must be in JAX, got one that calls Python: {calls[0]!r}")
     step = export_function(policy, spec)
     if kind == "numpy":
         needs, arrays = _numpy_weights(policy, spec)
