@@ -184,6 +184,12 @@ class Fake(VectorEnv):
         ("obs", None, TypeError, r"the observation must have dtype float32 .*, got NoneType"),
         ("reward", np.ones(1), TypeError, r"the reward must be 2 numbers, got float64 of shape \(1,\)"),
         ("reward", np.array(["1", "2"]), TypeError, r"the reward must be 2 numbers, got <U1"),
+        (
+            "reward",
+            np.ma.masked_array([1.0, 2.0], mask=[0, 1]),
+            TypeError,
+            "the reward must be 2 numbers, got masked float64",
+        ),
         ("terminated", np.zeros(2), TypeError, "terminated must be 2 bools, got float64"),
         ("truncated", False, TypeError, r"truncated must be 2 bools, got bool of shape \(\)"),
         ("info", None, TypeError, r"step\(\) must return info as a dict of arrays, got NoneType"),

@@ -186,7 +186,7 @@ class SingleEnv:
 
     def _reward(self, reward: Any) -> float:
         array = np.asarray(reward) if not isinstance(reward, str) else None
-        if array is None or array.dtype.kind not in "fiub" or array.shape != ():
+        if array is None or array.dtype.kind not in "fiub" or array.shape != () or np.ma.is_masked(reward):
             wrapper = "; mo_gymnasium.wrappers.LinearReward weights the parts of a vector, SuperSuit splits several agents"
             got = f"got {type(reward).__name__} {reward!r:.80}{wrapper if np.size(reward) > 1 else ''}"
             raise TypeError(f"{self.location()}: the reward must be one number, {got}")

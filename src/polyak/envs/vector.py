@@ -306,8 +306,8 @@ class VectorBatch:
 
     def _vector(self, name: str, value: Any, kinds: str, expected: str) -> npt.NDArray[Any]:
         array = np.array(value)
-        if array.shape != (self.num_envs,) or array.dtype.kind not in kinds:
-            got = f"{array.dtype} of shape {array.shape}"
+        if array.shape != (self.num_envs,) or array.dtype.kind not in kinds or np.ma.is_masked(value):
+            got = f"{'masked ' if np.ma.is_masked(value) else ''}{array.dtype} of shape {array.shape}"
             raise TypeError(f"{self.location()}: {name} must be {self.num_envs} {expected}, got {got}")
         return array
 
