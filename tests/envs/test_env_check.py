@@ -55,6 +55,19 @@ class Unseeded(toys.Faulty):
         return obs, *rest
 
 
+class Resized(toys.Faulty):
+    """Has other actions from its first reset on."""
+
+    def reset(self, **options):
+        self.action_space = gymnasium.spaces.Discrete(5)
+        return super().reset(**options)
+
+
+def test_an_environment_whose_reset_changes_its_spaces_is_rejected():
+    with pytest.raises(ValueError, match=r"reset\(\) must not change the spaces, got .*Discrete\(5\).* in place of "):
+        envs.check_env(envs.make(Resized))
+
+
 def test_an_environment_that_its_seed_does_not_make_again_is_reported():
     with pytest.raises(ValueError, match=r"env 0, step 5: \.obs must be the same for equal seeds and actions"):
         envs.check_env(envs.make(Unseeded, num_envs=3))

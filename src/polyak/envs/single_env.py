@@ -85,8 +85,15 @@ class SingleEnv:
         self.index = index
 
     def probe(self) -> bool:
-        """Reset once and return whether the environment has action masks."""
+        """Reset once and return whether the environment has action masks.
+
+        Raises:
+            ValueError: the reset has changed a space.
+        """
+        spaces = self.env.observation_space, self.env.action_space
         self.has_mask = "action_mask" in self._reset(0)[1]
+        if (changed := (self.env.observation_space, self.env.action_space)) != spaces:
+            raise ValueError(f"{self.name}: reset() must not change the spaces, got {changed} in place of {spaces}")
         check_maskable(self.has_mask, self.env.action_space, self.name)
         if not self.has_mask and self.index == 0:
             warn_of_unused_masks(self.env, self.name)
