@@ -157,3 +157,12 @@ def test_an_agent_that_keeps_its_actor_in_evaluation_mode_warns():
     network = polyak.ActorAndCritic(actor=polyak.Actor((8,), norm="batch_renorm"), critic=polyak.MLP((8,)))
     with pytest.warns(UserWarning, match=r"PPO: the network is always in evaluation mode, .*Actor\(.*norm='batch_renorm'"):
         polyak.PPO(SPEC, network).init(KEY)
+
+
+def test_the_warning_of_evaluation_mode_points_at_no_line_of_polyak(unchecked):
+    env = polyak.envs.make("jax/CartPole-v1", num_envs=2)
+    network = polyak.ActorAndCritic(actor=polyak.Actor((4,), norm="batch_renorm"), critic=polyak.MLP((4,)))
+    agent = polyak.PPO(env.spec, network, num_steps=8, num_minibatches=1)
+    with pytest.warns(UserWarning, match="always in evaluation mode") as caught:
+        polyak.train.run(agent, env, env_steps=16, progress=False)
+    assert not [warning.filename for warning in caught if "/polyak/" in warning.filename]

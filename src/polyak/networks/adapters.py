@@ -1,7 +1,6 @@
 """A user's own network: Flax NNX, Flax Linen and Equinox modules as a `Network` of pure functions."""
 
 import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from polyak.core.printing import short_repr
 from polyak.core.spaces import EnvSpec, zeros
 from polyak.core.types import Network, PyTree, Variables
+from polyak.core.warn import warn
 from polyak.networks.heads import PolicySettings
 from polyak.networks.pair import ActorAndCritic
 
@@ -49,10 +49,9 @@ def warn_of_training_layers(owner: str, network: Network, variables: Variables) 
         elif isinstance(half, PolicySettings) and has_batch_statistics(arrays):  # the built-in actor
             layers.append(repr(half))
     if layers:
-        warnings.warn(
+        warn(
             f"{owner}: the network is always in evaluation mode, where dropout is off and batch normalization has its initial "
-            f"statistics: {', '.join(layers)}; use normalize_obs=True or LayerNorm instead",
-            stacklevel=4,
+            f"statistics: {', '.join(layers)}; use normalize_obs=True or LayerNorm instead"
         )
 
 
