@@ -31,7 +31,7 @@ def check_number(
         at_least: inclusive lower bound.
         at_most: inclusive upper bound.
         above: exclusive lower bound.
-        optional: None is allowed too.
+        optional: None is allowed too; the error of a flag, such as `--gamma`, which is None by being left out, does not say so.
         or_else: other values that the caller allows, for the error.
 
     Raises:
@@ -40,7 +40,7 @@ def check_number(
     """
     if isinstance(value, jax.core.Tracer) or (optional and value is None):
         return
-    others = "".join(f" or {other}" for other in (or_else, "None" if optional else "") if other)
+    others = "".join(f" or {other}" for other in (or_else, "None" if optional and name[:2] != "--" else "") if other)
     wanted = _interval(at_least, at_most, above) + others
     if isinstance(value, bool | np.ma.MaskedArray) or not isinstance(value, int | float | np.number | np.ndarray | jax.Array):
         raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
@@ -64,7 +64,7 @@ def check_integer(
     """Check that a value is a Python integer within the bounds.
 
     Args:
-        optional: None is allowed too.
+        optional: see `check_number`.
 
     Raises:
         TypeError: not an integer (neither a bool nor 2.0 is).
@@ -73,7 +73,7 @@ def check_integer(
     if optional and value is None:
         return
     bounds = f">= {at_least}" if at_most is None else f"in [{at_least}, {at_most}]"
-    expected = f"an integer {bounds}{' or None' if optional else ''}"
+    expected = f"an integer {bounds}{' or None' if optional and name[:2] != '--' else ''}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name} must be {expected}, got {value!r}")
     if value < at_least or (at_most is not None and value > at_most):
