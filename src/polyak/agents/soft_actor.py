@@ -256,9 +256,9 @@ class SoftActorAgent(ActorCriticAgent):
         ) -> tuple[tuple[NetworkCopies, Temperature], dict[str, StepLog]]:
             actor, temperature = trained
             actor, actor_log = actor.train(actor_loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
-            loss = partial(self.temperature_loss, actor=self.share_encoder(actor.online, critics.online), key=alpha_key)
             if self.alpha is not None:
                 return (actor, temperature), {"actor": actor_log}
+            loss = partial(self.temperature_loss, actor=self.share_encoder(actor.online, critics.online), key=alpha_key)
             gradient, aux = compute_gradient(loss, temperature.log_alpha, batch, axis_name=axis_name)
             before, state = Variables(temperature.log_alpha), temperature.optimizer_state
             after, state, alpha_log = apply_gradient(alpha_step, before, state, gradient, aux, non_finite(aux), enabled)
