@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -13,6 +14,7 @@ from polyak.agents.impala import IMPALA
 from polyak.copies.receive import Push
 from polyak.core.space_check import InvalidValue
 from polyak.core.struct import struct
+from polyak.loops.loop import Reporter
 from polyak.networks.recurrent import LSTM
 from polyak.workers.asynchronous_loop import train_asynchronously
 from polyak.workers.in_process_workers import InProcessWorkers
@@ -87,6 +89,29 @@ def test_every_push_is_applied_once_and_steps_are_those_of_the_rollouts():
         assert 0 < report["time/collect"] <= report["workers/slowest_seconds"] < 60
         assert 0 <= report["time/wait"] < 60 and 0 < report["time/update"] < 60
         assert 0 <= report["workers/idle_share"] <= 1
+
+
+def test_the_first_rollout_for_which_a_worker_compiles_is_not_training_time(monkeypatch):
+    phase, phases = "", []
+
+    class Recording(InProcessWorkers):
+        def call(self, handle, method, arguments):
+            phases.append((method, phase))
+            return super().call(handle, method, arguments)
+
+    def recorded(name):
+        @contextlib.contextmanager
+        def context(reporter):
+            nonlocal phase
+            phase = name
+            yield
+
+        return context
+
+    for name in ("compiling", "training"):
+        monkeypatch.setattr(Reporter, name, recorded(name))
+    train(engine=Recording, steps=64)
+    assert [when for method, when in phases if method == "gradients"][:2] == ["compiling"] * 2
 
 
 @pytest.mark.slow

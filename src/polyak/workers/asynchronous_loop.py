@@ -114,6 +114,7 @@ def train_asynchronously(
             partial(halves.receive, max_staleness=options.max_staleness, max_bad=options.max_bad), donate_argnums=(0, 1)
         )
         pushes.pull(state)
+        pushes.wait(should_stop)  # for workers that compile
     stopped, report_at, since_report = None, target.next_report(env_steps_done), dict[str, Any]()
     while reporter.env_steps < env_steps and stopped is None:
         with reporter.training():
@@ -138,8 +139,7 @@ def train_asynchronously(
             )
             since_report = {}
             stopped = "request" if should_stop() else None if go_on else "callback"
-    if since_report:
-        # Training was stopped while waiting for a worker.
+    if since_report:  # training was stopped while waiting for a worker
         reporter.report({**since_report, **pushes.metrics(), **_counts(senders)}, pushes.loop_state(state, senders), callbacks)
     return reporter.result(pushes.loop_state(state, senders), stopped if reporter.env_steps < env_steps else None)
 
@@ -208,14 +208,18 @@ class _Pushes:
     def next(self, should_stop: Callable[[], bool]) -> tuple[int, WorkerGradients | None]:
         """Return the next worker and its push, or None as the push if training should stop."""
         start = time.monotonic()
-        while not self._waiting:
-            if should_stop():
-                return 0, None
-            for worker, method, result in self._group.supervisor.results(WAIT_SECONDS):
-                self._take(worker, method, result)
+        self.wait(should_stop)
+        if not self._waiting:
+            return 0, None
         self._learning_since = time.monotonic()
         self._times.waited += self._learning_since - start
         return self._waiting.pop(0)
+
+    def wait(self, should_stop: Callable[[], bool]) -> None:
+        """Wait for a push, unless training should stop."""
+        while not self._waiting and not should_stop():
+            for worker, method, result in self._group.supervisor.results(WAIT_SECONDS):
+                self._take(worker, method, result)
 
     def record_times(self, result: WorkerGradients, version: int) -> None:
         """Record the times and the staleness of a push that was applied to this version of the weights, or dropped."""
