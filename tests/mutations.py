@@ -1161,8 +1161,8 @@ MUTATIONS = (
     ),
     Mutation(
         "cli/training_run.py",
-        'return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 1)',
-        'return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 2)',
+        'return fail(error if isinstance(error, RunError | CheckpointError) else f"{type(error).__name__}: {error}", 1)',
+        'return fail(error if isinstance(error, RunError | CheckpointError) else f"{type(error).__name__}: {error}", 2)',
         ("cli/test_train.py::test_a_checkpoint_that_cannot_be_saved_is_exit_code_1",),
     ),
     Mutation(

@@ -13,6 +13,7 @@ from polyak.cli.signals import NAMES, Signals, handle_signals
 from polyak.cli.user_traceback import print_user_traceback
 from polyak.core.space_check import InvalidValue
 from polyak.loops.loop import TrainingDiverged
+from polyak.storage.checkpoint import CheckpointError
 from polyak.storage.directory import find
 from polyak.storage.run_directory import SUMMARY, RunError, open_run
 from polyak.train.display import Screen
@@ -115,10 +116,10 @@ def _report_failure(trainings: Sequence[Training], error: BaseException) -> int:
             _print_advice(training)
         return code
     # These messages are complete: environment, run or cluster, value or reason, and advice.
-    if not isinstance(error, InvalidValue | RunError | ClusterError):
+    if not isinstance(error, InvalidValue | RunError | CheckpointError | ClusterError):
         print_user_traceback(error)
     _print_resumption(trainings)
-    return fail(error if isinstance(error, RunError) else f"{type(error).__name__}: {error}", 1)
+    return fail(error if isinstance(error, RunError | CheckpointError) else f"{type(error).__name__}: {error}", 1)
 
 
 def _print_advice(training: Training) -> None:
