@@ -66,6 +66,19 @@ def test_ctrl_c_ends_the_seed_and_starts_no_other(tmp_path):
     assert polyak.resume(tmp_path / "runs/seed-1", progress=False).stopped is None
 
 
+@pytest.mark.parametrize("env", ["jax/CartPole-v1", "CartPole-v1"])
+def test_a_seed_that_had_finished_before_ctrl_c_is_not_evaluated(env):
+    def callbacks(seed):
+        def ctrl_c(progress, metrics, state):
+            if seed == 0 and progress.env_steps >= progress.target_env_steps:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return [ctrl_c]
+
+    finished, _ = run_seeds("ppo", env, seeds=2, callbacks=callbacks, eval_episodes=2, progress=False, **COMMON)
+    assert (finished.stopped, finished.evaluation) == (None, None)
+
+
 @pytest.mark.slow
 def test_seeds_that_diverge_are_named(capsys):
     settings = SMALL | {"max_skipped_updates": 2, "learning_rate": 1e30, "max_grad_norm": None}

@@ -7,7 +7,7 @@ from polyak.train.display import Screen
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.learners import train_with_learners
 from polyak.train.result import Result
-from polyak.train.training import Training, finish, name_interrupt, record_stop, train_here
+from polyak.train.training import Training, finish, name_interrupt, record_stop, train_here, without_open_evaluation
 
 
 def run_training(
@@ -26,6 +26,7 @@ def run_training(
     with training:
         with catch_interrupt() as interrupt, record_stop([training], lambda: interrupt.name):
             result = train_run(training, console, callbacks, lambda: interrupt.received or should_stop())
+        training = without_open_evaluation(training, result) if interrupt.received else training
         return finish(training, name_interrupt(result, interrupt), console)
 
 

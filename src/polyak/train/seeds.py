@@ -38,6 +38,7 @@ from polyak.train.training import (
     record_failure,
     save_last,
     with_evaluations,
+    without_open_evaluation,
 )
 from polyak.train.video_callback import check_videos, periodic_video
 
@@ -171,6 +172,8 @@ def _train_in_parallel(
         for result in results:
             if result.diagnosis is not None:
                 console.print_line(f"seed {result.config.seed} diverged: {result.diagnosis}")
+        if interrupt.received:  # Some seeds may have finished before the signal.
+            prepared = list(map(without_open_evaluation, prepared, results))
         return [
             finish(training, name_interrupt(result, interrupt), console)
             for training, result in zip(prepared, results, strict=True)

@@ -363,6 +363,14 @@ def is_evaluated(training: Training, env_steps: int) -> bool:
     return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
 
 
+def without_open_evaluation(training: Training, result: Result) -> Training:
+    """Return the training with no evaluation at its end, unless the periodic evaluation has done it."""
+    env_steps = result.progress.env_steps
+    has_evaluation = is_evaluated(training, env_steps) and env_steps in result.evaluations
+    is_open = result.stopped is None and training.eval_episodes > 0 and not has_evaluation
+    return dataclasses.replace(training, eval_episodes=0) if is_open else training
+
+
 def _evaluate(training: Training, result: Result, console: Screen) -> Evaluation | None:
     """Evaluate in new environments, with a status line; returns None if an episode does not end."""
     episodes, max_steps = training.eval_episodes, training.config.eval_max_steps
