@@ -47,6 +47,12 @@ def test_an_environment_that_reports_nothing_has_no_such_metrics():
     }
 
 
+def test_a_name_that_no_info_has_is_a_warning_once_an_episode_has_ended():
+    with pytest.warns(UserWarning, match="info_metrics: no info has had 'forse' so far") as caught:
+        trained(toys.recorded, info_metrics=("force", "forse"))
+    assert len(caught) == 1
+
+
 def test_metrics_of_info_do_not_change_training():
     plain, _ = trained(lambda: toys.Doubled(toys.Scripted()))
     reporting, _ = trained(toys.recorded, info_metrics=("force",))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from polyak.core.tags import RETURN
 from polyak.core.types import Callback, EndedEpisodes, Env, HostEnv, Progress, PyTree, Rollout
 from polyak.core.warn import warn
 from polyak.loops.compiled_loop import compiled
@@ -167,7 +168,22 @@ def join_callbacks(
         return lambda progress, *rest: callback(dataclasses.replace(progress, **known), *rest)
 
     written = writers(run, config, training.start) if run else [_recorder(training.history)]
-    return [note, *periodic, *map(wrap, callbacks), display, *written]
+    warn_of_missing = _warn_of_missing_info(config.env_options.get("info_metrics", ()))
+    return [note, warn_of_missing, *periodic, *map(wrap, callbacks), display, *written]
+
+
+def _warn_of_missing_info(names: Sequence[str]) -> Callback:
+    """A callback that warns once, after the first episode, of `info_metrics` that no step has reported."""
+    missing = {f"env/{name}": name for name in names}
+
+    def check(progress: Progress, metrics: Mapping[str, float], state: PyTree) -> None:
+        for tag in missing.keys() & metrics.keys():
+            del missing[tag]
+        if missing and RETURN in metrics:
+            warn(f"train: info_metrics: no info has had {', '.join(map(repr, missing.values()))} so far")
+            missing.clear()
+
+    return check
 
 
 def _recorder(history: list[dict[str, float]]) -> Callback:
