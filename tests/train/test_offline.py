@@ -55,6 +55,14 @@ def test_behavioral_cloning_with_hindsight_reaches_goals():
     assert success[1.0] > 0.95 and success[0.0] < 0.5
 
 
+def test_hindsight_without_an_environment_is_an_error_that_names_the_argument():
+    env = polyak.envs.make("jax/BitFlipping-v0", num_envs=4, env_kwargs={"bits": 3})
+    data = polyak.data.collect(polyak.policies.Uniform(env.spec), env, 50)
+    data = dataclasses.replace(data, spec=dataclasses.replace(data.spec, goals=None))
+    with pytest.raises(ValueError, match=r"the agent must be created with env\.spec, and training on data needs it as env"):
+        offline("bc", data, 1, {"replay": polyak.HindsightReplay(1_000)})
+
+
 def test_a_gradient_step_is_that_of_the_agent_on_a_batch_of_the_data(cartpole):
     """Against the agent's own loss on the batch that the keys decide."""
     agent = dataclasses.replace(polyak.DQN(cartpole.spec, **SMALL_DQN), replay=polyak.UniformReplay(1_000))

@@ -108,7 +108,7 @@ class HindsightReplay(Replay):
         if self.goals is None:
             raise ValueError(
                 "HindsightReplay: the environment must have compute_reward(achieved_goal, desired_goal, info), which gives the "
-                "reward of another goal; the agent must be created with env.spec"
+                "reward of another goal; the agent must be created with env.spec, and training on data needs it as env"
             )
         if self.goals.is_python and devices > 1:
             raise ValueError(f"HindsightReplay: compute_reward is Python, which runs on devices=1, got devices={devices}")
