@@ -152,14 +152,14 @@ def test_a_missing_package_is_named_before_anything_is_created(tmp_path, monkeyp
         assert main(["train", "ppo", "jax/CartPole-v1", "--track", name, "--run-dir", "run"]) == 2
         assert f"pip install 'polyak[{name}]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ValueError, match="track must be"):
+    with pytest.raises(ValueError, match=r"^train.run: track must be"):
         train(tmp_path / "run", track="comet")
 
 
 def test_a_tracked_run_needs_a_directory(wandb):
-    with pytest.raises(ValueError, match="track='wandb' needs run_dir"):
+    with pytest.raises(ValueError, match=r"^train.run: track='wandb' needs run_dir"):
         train(None, track="wandb")
-    with pytest.raises(ValueError, match="track='wandb' needs run_dir"):
+    with pytest.raises(ValueError, match=r"^train.offline: track='wandb' needs run_dir"):
         polyak.train.offline("dqn", "none.npz", gradient_steps=1, track="wandb")
 
 

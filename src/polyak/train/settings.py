@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,7 @@ class CommonSettings:
         should_stop: called between iterations, and during evaluations, which True skips; True ends the training.
     """
 
+    owner: ClassVar[str]  # the function that is called, for errors
     settings: Mapping[str, Any] | None = None
     run_dir: str | os.PathLike[str] | None = None
     progress: bool = True
@@ -72,10 +73,10 @@ class CommonSettings:
 
     def __post_init__(self) -> None:
         if self.track is not None:
-            check_choice("train", "track", self.track, NAMES)
+            check_choice(self.owner, "track", self.track, NAMES)
             import_tracker(self.track)
             if self.run_dir is None:
-                raise ValueError(f"train: track={self.track!r} needs run_dir, where the tracker's name of the run is kept")
+                raise ValueError(f"{self.owner}: track={self.track!r} needs run_dir, which keeps the tracker's name of the run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,7 @@ class OfflineSettings(CommonSettings):
         callbacks: called at every report; see `Callback`.
     """
 
+    owner: ClassVar[str] = "train.offline"
     gradient_steps: int
     env: AnyEnv | None = None
     seed: int = 0
@@ -100,9 +102,9 @@ class OfflineSettings(CommonSettings):
     callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
-        check_integer("train.offline", "gradient_steps", self.gradient_steps)
-        check_callbacks("train.offline", self.callbacks)
-        check_seed("train.offline", "seed", self.seed)
+        check_integer(self.owner, "gradient_steps", self.gradient_steps)
+        check_callbacks(self.owner, self.callbacks)
+        check_seed(self.owner, "seed", self.seed)
         super().__post_init__()
 
 
@@ -157,6 +159,7 @@ class TrainSettings(RunSettings):
         data_share: share of the data in each batch.
     """
 
+    owner: ClassVar[str] = "train.run"
     key: PRNGKeyArray | None = None
     seed: int | None = None
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
@@ -204,6 +207,7 @@ class SeedSettings(RunSettings):
             compiled loop, a callback that returns False stops all seeds.
     """
 
+    owner: ClassVar[str] = "train.run_seeds"
     seeds: int | Sequence[int] | npt.NDArray[np.integer]
     loop: Literal["auto", "compiled", "host"] = "auto"
     eval_episodes: int = 100
