@@ -75,6 +75,22 @@ def test_a_command_without_its_run_is_a_usage_error(name, command):
         assert err.startswith(f"error: a run directory is missing: polyak {name} RUN [flags]")
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "ppo", "CartPole-v1", "--run-dir", ""], "an argument"),
+        (["train", "ppo", "CartPole-v1", "--run-dir="], "--run-dir="),
+        (["evaluate", ""], "an argument"),
+        (["plot", "runs", "", "-o", "a.svg"], "an argument"),
+    ],
+)
+def test_an_empty_argument_does_not_mean_the_working_directory(words, named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {named} is empty; a variable of the shell may not be set\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_train_without_arguments_is_a_usage_error(command):
     code, out, err = command("train")
     assert (code, out) == (2, "")

@@ -310,6 +310,8 @@ def test_a_file_that_is_cut_is_one_error(tmp_path, suffix, share):
 
 
 def test_sources_that_do_not_exist(tmp_path):
+    with pytest.raises(ValueError, match=r"data.load: source must be .*, got an empty path"):
+        load("")
     with pytest.raises(FileNotFoundError, match="there is no such file or run directory; Minari's are 'minari:NAME'"):
         load(tmp_path / "none.npz")
     (tmp_path / "data.csv").write_text("1,2")

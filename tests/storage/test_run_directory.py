@@ -277,6 +277,17 @@ def test_directory_without_a_run_raises(tmp_path, name, message):
         open_run(tmp_path / name)
 
 
+def test_an_empty_name_does_not_mean_the_working_directory(run, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(RunError, match="must not be empty"):
+        create("", {})
+    monkeypatch.chdir(run.directory)
+    open_run(".")
+    with pytest.raises(RunError, match=r"^'': there is no such directory"):
+        open_run("")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -185,6 +185,7 @@ def test_a_recurrent_network_learns_offline(cartpole):
         ),
         ("sac", {"settings": {"n_step": 200}}, ValueError, r"n_step=200 must be at most \d+, the steps of the longest episode"),
         ("dqn", {}, (TypeError, ValueError), "DQN"),
+        ("sac", {"run_dir": ""}, ValueError, "train.offline: run_dir must be a directory or None, got an empty name"),
     ],
 )
 def test_what_does_not_fit_is_an_error_before_training(agent, options, error, message, pendulum, tmp_path):

@@ -110,6 +110,7 @@ def test_seeds_that_are_none_are_rejected_before_anything_is_created(seeds, erro
     [
         ({"report_every": 10, "eval_every": 5}, "eval_every=5 must be at least report_every=10"),
         ({"eval_episodes": -1}, "eval_episodes must be an integer >= 0, got -1"),
+        ({"run_dir": ""}, "run_dir must be a directory or None, got an empty name"),
         ({"num_envs": 0}, "num_envs must be an integer >= 1 or None, got 0"),
         ({"settings": {"gamma": np.ones(2)}}, "gamma of PPO must have single numbers, got array"),
     ],

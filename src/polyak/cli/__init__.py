@@ -84,6 +84,10 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"polyak {polyak.__version__}")
         return 0
+    # As of a shell variable that is not set; an empty path would be the working directory.
+    if empty := [word for word in rest if not word or (word.startswith("--") and word.endswith("="))]:
+        print(f"error: {empty[0] or 'an argument'} is empty; a variable of the shell may not be set", file=sys.stderr)
+        return 2
     if argv is None:
         warnings.showwarning = _show_warning
     try:

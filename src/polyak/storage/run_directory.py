@@ -262,6 +262,8 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
         ValueError: `config` holds a bare NaN or infinity.
     """
     path = Path(directory)
+    if not os.fspath(directory):
+        raise RunError("the name of a run directory must not be empty")
     dump_json(dict(config), CONFIG)
     _check_vacant(path)
     make_directory(path)
@@ -330,9 +332,9 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     """
     path = Path(directory)
     # Not by pathlib, which raises for names that are too long.
-    if not os.path.isdir(path):
-        why = "not a directory" if os.path.exists(path) else "there is no such directory"
-        raise RunError(f"{path}: {why}; a run was expected")
+    if not os.path.isdir(directory):  # not `path`, as the path of an empty name is the working directory
+        why = "not a directory" if os.path.exists(directory) else "there is no such directory"
+        raise RunError(f"{os.fspath(directory) or repr('')}: {why}; a run was expected")
     if not os.path.lexists(path / CONFIG):
         if path.parent.name == CHECKPOINTS and os.path.lexists(path.parent.parent / CONFIG):
             raise RunError(

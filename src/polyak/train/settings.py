@@ -72,6 +72,8 @@ class CommonSettings:
     should_stop: Callable[[], bool] = never
 
     def __post_init__(self) -> None:
+        if self.run_dir is not None and not os.fspath(self.run_dir):
+            raise ValueError(f"{self.owner}: run_dir must be a directory or None, got an empty name")
         if self.track is not None:
             check_choice(self.owner, "track", self.track, NAMES)
             import_tracker(self.track)
