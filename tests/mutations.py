@@ -260,8 +260,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/dqn.py",
-        "self._network.apply(variables, obs, train=train, key=key)",
-        "self._network.apply(variables, obs, key=key)",
+        "apply_to_batch(self._network, variables, obs, train=train, key=key)",
+        "apply_to_batch(self._network, variables, obs, train=False, key=key)",
         ("agents/test_training_mode.py::test_an_own_network_of_dqn_trains_with_batch_normalization_and_dropout",),
     ),
     Mutation(

@@ -14,7 +14,7 @@ from polyak.core.struct import check_settings, integer, static, struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.learning.actor_critic_updates import check_actor
 from polyak.learning.flow_matching import flow_error
-from polyak.learning.recurrent_replay import carry_of_one, check_sequences, unroll_sequences
+from polyak.learning.recurrent_replay import apply_to_batch, carry_of_one, check_sequences
 from polyak.networks.action_units import to_unit
 from polyak.networks.actor_critic import check_blocks
 from polyak.networks.feedforward import MLP, complete
@@ -29,7 +29,6 @@ from polyak.policies.flow_policy import FlowPolicy
 from polyak.policies.network_policy import Greedy, NetworkPolicy
 from polyak.policies.sde import check_no_sde
 from polyak.replay.replay import Transition
-from polyak.replay.sequences import SequenceObs
 
 
 @struct(kw_only=True)
@@ -145,7 +144,8 @@ class BC(OffPolicyAgent):
             velocity, action = dataclasses.replace(online, params=params), to_unit(self.spec, batch.action)
             error, stats = flow_error(self._network, velocity, self.spec, batch.obs, action, key)
             return weighted_sum(error, batch.weight), Aux({}, stats)
-        action_params, stats = self._action_params(dataclasses.replace(online, params=params), batch.obs, key)
+        online = dataclasses.replace(online, params=params)
+        (action_params, _), stats = apply_to_batch(self._network, online, batch.obs, train=True, key=key)
         distribution = for_space(self.spec.action, action_params, batch.action_mask)
         loss = -weighted_sum(distribution.log_prob(batch.action), batch.weight)
         entropy = jax.lax.stop_gradient(weighted_sum(distribution.entropy(), batch.weight))
@@ -165,14 +165,6 @@ class BC(OffPolicyAgent):
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
         return is_narrow(self._network, self._network_spec, self.batch_size * self.replay.draw_length if devices == 1 else 1)
-
-    def _action_params(self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None) -> tuple[PyTree, PyTree]:
-        """The parameters of the distribution, and the network's statistics; a recurrent network stays in evaluation mode."""
-        if isinstance(obs, SequenceObs):
-            action_params, _ = unroll_sequences(self._network, variables, obs)
-            return action_params, None
-        (action_params, _), _, stats = self._network.apply(variables, obs, train=True, key=key)
-        return action_params, stats
 
     @property
     def _network_spec(self) -> EnvSpec:

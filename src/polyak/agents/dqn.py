@@ -11,7 +11,7 @@ from polyak.agents.munchausen import MunchausenSettings, soft_value
 from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
-from polyak.learning.recurrent_replay import check_sequences, unroll_sequences
+from polyak.learning.recurrent_replay import apply_to_batch, check_sequences
 from polyak.networks.heads import QValues
 from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.distributions.discrete import where_allowed
@@ -19,7 +19,6 @@ from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.replay.replay import Transition
 from polyak.replay.returns import with_returns, without_returns
-from polyak.replay.sequences import SequenceObs
 
 NO_DEMONSTRATIONS = "DQN: margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline"
 
@@ -175,8 +174,5 @@ class DQN(MunchausenSettings, QAgent):
         self, variables: Variables, obs: PyTree, key: PRNGKeyArray | None, *, train: bool = False
     ) -> tuple[Float[Array, "N n"], PyTree]:
         """The values of all actions, and the network's statistics; a recurrent network stays in evaluation mode."""
-        if isinstance(obs, SequenceObs):
-            (q, _) = unroll_sequences(self._network, variables, obs)
-            return q, None
-        (q, _), _, stats = self._network.apply(variables, obs, train=train, key=key)
+        (q, _), stats = apply_to_batch(self._network, variables, obs, train=train, key=key)
         return q, stats
