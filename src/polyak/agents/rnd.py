@@ -16,7 +16,7 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec
 from polyak.core.struct import check_settings, integer, number, static, struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Variables
-from polyak.learning.check_rollout import as_arrays, check_rollout
+from polyak.learning.check_rollout import as_arrays, check_returns, check_rollout
 from polyak.learning.epochs import check_divides, epoch_seeds, shuffled_minibatches
 from polyak.learning.rollout_batch import Weights, any_over_devices, map_steps, sample_weights
 from polyak.networks.feedforward import BuiltInNetwork, FeedForward, complete
@@ -222,7 +222,8 @@ class RND(AdamSettings, BaseAgent):
         """
         num_steps, num_envs = check_rollout(rollout, self.spec)
         check_divides("RND", num_steps, num_envs, self.num_minibatches)
-        carry, return_before = _split_carry(rollout)
+        check_returns(rollout, "RND")
+        carry, return_before = rollout.carry
         obs, normalizer = as_arrays(rollout).time_steps.obs, state.agent.obs_normalizer
         value_obs = obs if normalizer is None else normalizer.normalize(obs)
         # Resets are steps too; a time step that both begins and ends an episode stands for a worker that was lost.
@@ -335,15 +336,3 @@ class RND(AdamSettings, BaseAgent):
     def _value(self) -> Any:
         assert self.value is not None, "__post_init__ sets the default"
         return self.value
-
-
-def _split_carry(rollout: Rollout) -> tuple[PyTree, Float[Array, " B"]]:
-    """The carry of the inner policy, and the intrinsic returns before the rollout.
-
-    Raises:
-        ValueError: the carry has no returns.
-    """
-    carry = rollout.carry
-    if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-        raise ValueError(f"update: RND needs rollouts of collect_policy(state), got carry {carry!r:.80}")
-    return carry

@@ -109,15 +109,18 @@ def check_carry(carry: PyTree, network: RecurrentNetwork, num_envs: int) -> None
         raise ValueError(f"update: rollout.carry must have the dtypes of the network's carry {expected}, got {dtypes}")
 
 
-def check_returns(rollout: Rollout) -> None:
+def check_returns(rollout: Rollout, setting: str = "normalize_reward='return'") -> None:
     """Check that a rollout's carry has the returns of `DiscountedReturn` next to the recurrent state.
+
+    Args:
+        setting: the setting, or the agent, that needs the returns, for the error.
 
     Raises:
         ValueError: the carry has no returns.
     """
     carry = rollout.carry
     if not (isinstance(carry, tuple) and len(carry) == 2 and jnp.shape(carry[1]) == rollout.reward.shape[1:]):
-        raise ValueError(f"update: normalize_reward='return' needs rollouts of collect_policy(state), got carry {carry!r}")
+        raise ValueError(f"update: {setting} needs rollouts of collect_policy(state), got carry {carry!r:.80}")
 
 
 def _check_masks(mask: PyTree, spec: EnvSpec, lead: tuple[int, int]) -> None:
