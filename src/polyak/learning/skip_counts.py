@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from polyak.core.types import Rollout
+from polyak.learning.rollout_batch import any_over_devices
 from polyak.ops.gradient_step import Guard, StepLog, all_finite, flag_quantities
-from polyak.ops.losses import sum_over_devices
 
 
 def count_skips(guard: Guard, log: StepLog, dropped: Array, valid: Array, bad_data: Bool[Array, " quantities"]) -> Guard:
@@ -25,4 +25,4 @@ def nonfinite_data(rollout: Rollout, axis_name: str | None) -> Bool[Array, " qua
     """Flag the quantities of the rollout that have NaN or infinity."""
     steps, actions = rollout.time_steps, rollout.actions
     flags = {"obs": ~all_finite(steps.obs), "reward": ~jnp.isfinite(steps.reward).all(), "action": ~all_finite(actions)}
-    return sum_over_devices(flag_quantities(flags).astype(jnp.int32), axis_name) > 0
+    return any_over_devices(flag_quantities(flags), axis_name)
