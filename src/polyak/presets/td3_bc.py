@@ -1,7 +1,5 @@
-"""Presets of TD3+BC, by environment."""
+"""Presets of TD3 with behavior cloning."""
 
 from polyak.presets.preset import Preset
 
 DEFAULT = Preset(1_000_000, 8, {"normalize_obs": True}, "TD3+BC for Box actions, learned from a data set")
-
-PRESETS: dict[str, Preset] = {}

@@ -1,5 +1,0 @@
-"""Presets of flow Q-learning, by environment."""
-
-from polyak.presets.preset import Preset
-
-PRESETS: dict[str, Preset] = {}
