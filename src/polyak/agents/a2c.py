@@ -6,7 +6,7 @@ from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
 from polyak.core.struct import check_settings, integer, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
-from polyak.learning.rollout_batch import Weights, make_batch
+from polyak.learning.rollout_batch import Weights
 from polyak.ops.returns import gae
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
 from polyak.policies.sde import StateDependentExploration, add_sde, check_sde
@@ -63,7 +63,6 @@ class A2C(PolicyGradientAgent):
     ) -> tuple[PyTree, RolloutSummary]:
         """Compute the gradients of the loss of a rollout, with GAE as advantages; see `PolicyGradientAgent.gradients`."""
         old = self.evaluate(state, rollout, weights)
-        batch, bad_data = make_batch(self._model, old.rollout, old.obs, old.weight, old.carry, old.params, old.value, axis_name)
         advantage = gae(
             old.reward,
             old.value[:-1],
@@ -73,5 +72,4 @@ class A2C(PolicyGradientAgent):
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
-        batch = batch.with_advantages(advantage, advantage + old.value[:-1], intrinsic_advantage)
-        return self._gradients_and_summary(state, old, batch, bad_data, axis_name)
+        return self._gradients_and_summary(state, old, advantage, advantage + old.value[:-1], intrinsic_advantage, axis_name)

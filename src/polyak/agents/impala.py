@@ -1,5 +1,7 @@
 """IMPALA: actor-critic that corrects for older policies by V-trace (Espeholt et al. 2018, arXiv:1802.01561)."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -7,7 +9,7 @@ from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
 from polyak.core.struct import check_settings, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
-from polyak.learning.rollout_batch import Weights, log_probs, make_batch, outputs_in_info
+from polyak.learning.rollout_batch import Weights, log_probs, outputs_in_info
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import vtrace
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
@@ -70,7 +72,6 @@ class IMPALA(PolicyGradientAgent):
         """Compute the gradients of the loss of a rollout, with V-trace; see `PolicyGradientAgent.gradients`."""
         new, model = self.evaluate(state, rollout, weights), self._model
         behaviour_params, _ = outputs_in_info(new.rollout, new.value, "IMPALA")
-        batch, bad_data = make_batch(model, new.rollout, new.obs, new.weight, new.carry, behaviour_params, new.value, axis_name)
 
         # log π(a|s) - log μ(a|s)
         log_rho = log_probs(model, new.rollout, new.params) - log_probs(model, new.rollout, behaviour_params)
@@ -88,6 +89,6 @@ class IMPALA(PolicyGradientAgent):
         )
         rho = jnp.minimum(self.rho_clip, jnp.exp(log_rho))
         intrinsic_advantage = None if intrinsic_advantage is None else rho * intrinsic_advantage
-        batch = batch.with_advantages(advantage, value_target, intrinsic_advantage)
         mean_rho, _ = masked_mean_and_variance(rho, new.weight, axis_name)
-        return self._gradients_and_summary(state, new, batch, bad_data, axis_name, {"rho": mean_rho})
+        old, terms = dataclasses.replace(new, params=behaviour_params), {"rho": mean_rho}
+        return self._gradients_and_summary(state, old, advantage, value_target, intrinsic_advantage, axis_name, terms)

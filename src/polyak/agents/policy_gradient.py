@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -18,7 +17,7 @@ from polyak.core.checks import check_unset
 from polyak.core.struct import choice, number, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms
 from polyak.learning.check_rollout import as_arrays, check_rollout
-from polyak.learning.rollout_batch import Batch, Weights, network_inputs, normalize_minibatches, sample_weights
+from polyak.learning.rollout_batch import Batch, Weights, make_batch, network_inputs, normalize_minibatches, sample_weights
 from polyak.networks.layers import has_images, is_narrow
 from polyak.ops import losses
 from polyak.ops.gradient_step import (
@@ -284,19 +283,23 @@ class PolicyGradientAgent(OnPolicyAgent):
         self,
         state: OnPolicyState,
         evaluated: EvaluatedRollout,
-        batch: Batch,
-        bad_data: Mapping[str, Bool[Array, ""]],
+        advantage: Float[Array, "T B"],
+        value_target: Float[Array, "T B"],
+        intrinsic_advantage: Float[Array, "T B"] | None,
         axis_name: str | None,
         extra: Terms | None = None,
     ) -> tuple[PyTree, RolloutSummary]:
-        """The gradients of the loss of a batch, summed over devices, and the summary of its rollout.
+        """The gradients of the loss of a rollout, summed over devices, and its summary.
 
         Args:
-            batch: with advantages and value targets.
-            bad_data: flags of its quantities that are not finite.
+            evaluated: with the parameters of the distributions that collected it.
             extra: more terms for the summary.
         """
         rollout, weight = evaluated.rollout, evaluated.weight
+        batch, bad_data = make_batch(
+            self._model, rollout, evaluated.obs, weight, evaluated.carry, evaluated.params, evaluated.value, axis_name
+        )
+        batch = batch.with_advantages(advantage, value_target, intrinsic_advantage)
         index, samples_each = jnp.arange(len(batch.weight))[None], weight.size // len(batch.weight)
         batch, total = normalize_minibatches(batch, index, "batch" if self.normalize_advantage else None, axis_name)
         gradients, aux = compute_gradient(

@@ -10,7 +10,7 @@ from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
 from polyak.core.struct import check_settings, choice, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
-from polyak.learning.rollout_batch import Weights, make_batch
+from polyak.learning.rollout_batch import Weights
 from polyak.ops.losses import masked_mean_and_variance
 from polyak.ops.returns import discounted_returns
 from polyak.policies.network_policy import DiscountedReturn, NetworkPolicy, add_return
@@ -73,14 +73,13 @@ class REINFORCE(PolicyGradientAgent):
         is_complete = ends_later(old.rollout)
         fraction, _ = masked_mean_and_variance(is_complete.astype(jnp.float32), old.weight, axis_name)
         old = dataclasses.replace(old, weight=jnp.where(is_complete, old.weight, 0.0))
-        batch, bad_data = make_batch(self._model, old.rollout, old.obs, old.weight, old.carry, old.params, old.value, axis_name)
 
         # G, and G - b(s)
         no_value = jnp.zeros_like(old.reward)
         returns = discounted_returns(old.reward, no_value, old.rollout.terminated, old.rollout.truncated, gamma=self.gamma)
         baseline = jnp.where(self.vf_coef > 0, old.value[:-1], 0.0)
-        batch = batch.with_advantages(returns - baseline, returns, intrinsic_advantage)
-        return self._gradients_and_summary(state, old, batch, bad_data, axis_name, {"complete_fraction": fraction})
+        terms = {"complete_fraction": fraction}
+        return self._gradients_and_summary(state, old, returns - baseline, returns, intrinsic_advantage, axis_name, terms)
 
 
 def ends_later(rollout: Rollout) -> Bool[Array, "T B"]:
