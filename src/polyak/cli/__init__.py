@@ -4,6 +4,7 @@ import codecs
 import errno
 import io
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -155,64 +156,34 @@ def _exit_on_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+COMMANDS = {
+    "train": "polyak.cli.train:train",
+    "resume": "polyak.cli.resume:resume",
+    "evaluate": "polyak.cli.evaluate:evaluate",
+    "video": "polyak.cli.video:video",
+    "watch": "polyak.cli.video:watch",
+    "record": "polyak.cli.record:record",
+    "export": "polyak.cli.export:export",
+    "report": "polyak.cli.report:report",
+    "plot": "polyak.cli.plot:plot",
+    "pack": "polyak.cli.pack:pack",
+    "study": "polyak.cli.study:study",
+    "list": "polyak.cli.list:list_names",
+}
+"""The function of each command as `"module:function"`, imported when it is called: JAX takes most of a second."""
+
+
 def _command(name: str, *, is_own_process: bool) -> Callable[[list[str]], int]:
-    """Return the function of a command, imported lazily: JAX takes most of a second."""
-    match name:
-        case "train":
-            from polyak.cli.train import train
-
-            return partial(train, is_own_process=is_own_process)
-        case "resume":
-            from polyak.cli.resume import resume
-
-            return resume
-        case "evaluate":
-            from polyak.cli.evaluate import evaluate
-
-            return evaluate
-        case "video":
-            from polyak.cli.video import video
-
-            return video
-        case "watch":
-            from polyak.cli.video import watch
-
-            return watch
-        case "record":
-            from polyak.cli.record import record
-
-            return record
-        case "export":
-            from polyak.cli.export import export
-
-            return export
-        case "report":
-            from polyak.cli.report import report
-
-            return report
-        case "pack":
-            from polyak.cli.pack import pack
-
-            return pack
-        case "study":
-            from polyak.cli.study import study
-
-            return study
-        case "plot":
-            from polyak.cli.plot import plot
-
-            return plot
-        case "list":
-            from polyak.cli.list import list_names
-
-            return list_names
-    return lambda arguments: _unknown(name)
+    """Import the function of a command."""
+    if name not in COMMANDS:
+        return lambda arguments: _unknown(name)
+    command: Callable[..., int] = pkgutil.resolve_name(COMMANDS[name])
+    return partial(command, is_own_process=is_own_process) if name == "train" else command
 
 
 def _unknown(name: str) -> int:
     from polyak.core.suggestions import unknown_name
 
-    names = ("train", "resume", "evaluate", "video", "watch", "record", "export", "report", "plot", "pack", "study", "list")
-    message = unknown_name(name, names, "command")
+    message = unknown_name(name, COMMANDS, "command")
     print(f"error: {message}\n\n{USAGE}", end="", file=sys.stderr)
     return 2
