@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+from typing import Literal, TypeAlias, get_args
 
 from polyak.dynamics.names import (
     brax_names,
@@ -30,7 +31,7 @@ PACKAGES = {"playground": "mujoco_playground"}
 """Packages of libraries whose prefix is another word."""
 
 JAX_PREFIXES = ("jax/", *(f"{library}/" for library in JAX_LIBRARIES))
-JAX_ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "BitFlipping-v0")
+JaxName: TypeAlias = Literal["jax/CartPole-v1", "jax/Pendulum-v1", "jax/Acrobot-v1", "jax/MountainCar-v0", "jax/BitFlipping-v0"]
 
 
 def names() -> dict[str, list[str]]:
@@ -47,7 +48,7 @@ def names() -> dict[str, list[str]]:
         if inspect.isfunction(spec.entry_point) and spec.entry_point.__module__ == "gymnasium.envs"
     }
     return {
-        "jax": [f"jax/{name}" for name in JAX_ENVIRONMENTS],
+        "jax": list(get_args(JaxName)),
         **{library: [f"{library}/{name}" for name in list_names()] for library, list_names in JAX_LIBRARIES.items()},
         "atari": sorted(name for name in atari if name.startswith("ALE/")),
         "gymnasium": sorted(set(gymnasium.registry) - atari - moved),

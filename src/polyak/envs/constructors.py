@@ -4,7 +4,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from polyak.core.spaces import EnvSpec
 from polyak.core.suggestions import suggest_arguments, unknown_name
 from polyak.core.types import Env, HostEnv
 from polyak.envs.autoreset import AutoReset, Dynamics
-from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, PACKAGES
+from polyak.envs.available import JAX_LIBRARIES, JAX_PREFIXES, PACKAGES, JaxName
 from polyak.envs.built_in import DYNAMICS
 from polyak.envs.host_batches import BatchOptions, Vectorization, check_no_settings, closing_on_error, named_batch
 from polyak.envs.info_reader import check_info_metrics
@@ -23,7 +23,6 @@ from polyak.envs.source import EnvSource, can_make_again
 if TYPE_CHECKING:
     import gymnasium
 
-JaxName: TypeAlias = Literal["jax/Acrobot-v1", "jax/CartPole-v1", "jax/MountainCar-v0", "jax/Pendulum-v1"]
 # Limits for arguments and files: more environments would fill the memory, or take hours to create.
 MAX_ENVS_IN_JAX = 2**20
 MAX_ENVS_ON_HOST = 2**16
