@@ -11,11 +11,7 @@ from polyak.train.training import Training, finish, name_interrupt, record_stop,
 
 
 def run_training(
-    training: Training,
-    *,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = True,
-    should_stop: Callable[[], bool] = lambda: False,
+    training: Training, *, callbacks: Sequence[Callback], progress: bool, should_stop: Callable[[], bool]
 ) -> Result:
     """Train, evaluate and write the summary; the first Ctrl-C stops after the current iteration.
 
