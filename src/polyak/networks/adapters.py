@@ -85,7 +85,7 @@ class FlaxNNX:
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
         """`(out, carry, stats)` for obs leaves `[B, ...]`; with `train`, dropout is on and statistics advance."""
-        module = nnx.merge(variables.graph, variables.params, variables.stats)
+        module = merge(variables)
         (module.train if train else module.eval)()
         if key is None:
             out = module(obs)
@@ -102,7 +102,7 @@ class FlaxNNX:
     def training_layers(self, variables: Variables) -> list[str]:
         """The layers that compute something else in training mode: dropout and batch normalization, by path."""
         found = []
-        for path, node in nnx.iter_graph(nnx.merge(variables.graph, variables.params, variables.stats)):
+        for path, node in nnx.iter_graph(merge(variables)):
             if isinstance(node, nnx.BatchNorm) or (isinstance(node, nnx.Dropout) and node.rate > 0):
                 found.append(f"{type(node).__name__} {'.'.join(map(str, path))}".rstrip())
         return sorted(found)
@@ -219,3 +219,8 @@ def _split(module: nnx.Module) -> tuple[Any, Any, Any]:
     """Graph definition, trained parameters, everything else."""
     parts: Any = nnx.split(module, nnx.Param, ...)
     return parts[0], parts[1], parts[2]
+
+
+def merge(variables: Variables) -> Any:
+    """The module of a Flax NNX network's variables."""
+    return nnx.merge(variables.graph, variables.params, variables.stats)

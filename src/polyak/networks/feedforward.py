@@ -15,7 +15,7 @@ from polyak.core.spaces import Discrete, EnvSpec
 from polyak.core.struct import check_settings, choice, setting, static, struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.core.warn import warn
-from polyak.networks.adapters import FlaxNNX, check_network
+from polyak.networks.adapters import FlaxNNX, check_network, merge
 from polyak.networks.heads import (
     ActionValueSettings,
     ActorCriticHead,
@@ -288,13 +288,13 @@ class FeedForward(BuiltInNetwork):
         self, variables: Variables, obs: PyTree, carry: PyTree = (), *, train: bool = False, key: PRNGKeyArray | None = None
     ) -> tuple[PyTree, PyTree, PyTree]:
         """See `BuiltInNetwork.apply`."""
-        return _merged(variables)(obs, key), carry, variables.stats
+        return merge(variables)(obs, key), carry, variables.stats
 
     def quantiles(
         self, variables: Variables, obs: PyTree, tau: Float[Array, "B K"], key: PRNGKeyArray | None = None
     ) -> Float[Array, "B n K"]:
         """Z(s, a, τ) of each action at the fractions of each row, with the head `Quantiles`."""
-        return _merged(variables).quantiles(obs, tau, key)
+        return merge(variables).quantiles(obs, tau, key)
 
 
 @struct(kw_only=True)
@@ -379,7 +379,3 @@ def policy_settings(network: Network | None) -> PolicySettings | None:
     network = network.actor if isinstance(network, ActorAndCritic) else network
     settings: Any = network.head if isinstance(network, BuiltInNetwork) else network
     return settings if isinstance(settings, PolicySettings) else None
-
-
-def _merged(variables: Variables) -> Any:
-    return nnx.merge(variables.graph, variables.params, variables.stats)

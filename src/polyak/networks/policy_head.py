@@ -24,6 +24,7 @@ from polyak.core.spaces import (
 )
 from polyak.core.struct import struct
 from polyak.core.types import PyTree, Variables
+from polyak.networks.adapters import merge
 from polyak.networks.heads import PolicySettings
 from polyak.networks.layers import Layer, entry_name
 
@@ -71,7 +72,7 @@ class SDE:
 
 def sde_of(variables: Variables, obs: PyTree) -> SDE:
     """Features and σ of a built-in network with `std="sde"`; in one program with `apply`, XLA computes its layers once."""
-    module = nnx.merge(variables.graph, variables.params, variables.stats)
+    module = merge(variables)
     module.eval()
     return module.policy.sde(module.actor(obs))
 

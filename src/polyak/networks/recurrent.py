@@ -14,6 +14,7 @@ from polyak.core.spaces import Box, EnvSpec
 from polyak.core.struct import integer, setting, static, struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.actor import Actor
+from polyak.networks.adapters import merge
 from polyak.networks.critics import Critics
 from polyak.networks.feedforward import BuiltInNetwork, QHead, check_head
 from polyak.networks.heads import (
@@ -235,12 +236,12 @@ class Recurrent(BuiltInNetwork):
         With the head `Critics`, `obs` is `(obs, action)`; the carry is a function of the observations alone.
         """
         carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if is_empty(carry) else carry
-        out, carry = nnx.merge(variables.graph, variables.params, variables.stats)((obs, carry))
+        out, carry = merge(variables)((obs, carry))
         return out, carry, variables.stats
 
     def critic_values(self, variables: Variables, features: Float[Array, "B width"], action: PyTree) -> Float[Array, "B N *M"]:
         """The values of `Critics` from outputs of the cell, as `core` returns them, and actions."""
-        q, _ = nnx.merge(variables.graph, variables.params, variables.stats).on_cell((features, action))
+        q, _ = merge(variables).on_cell((features, action))
         return q
 
 
@@ -267,7 +268,7 @@ class RecurrentCore:
     ) -> tuple[PyTree, PyTree, PyTree]:
         """`(output, carry, stats)` after one step, for obs leaves `[B, ...]`, with the output `[B, width]`."""
         carry = self.initial_carry(len(jax.tree.leaves(obs)[0])) if is_empty(carry) else carry
-        carry, output = nnx.merge(variables.graph, variables.params, variables.stats).stack(obs, carry)
+        carry, output = merge(variables).stack(obs, carry)
         return output, carry, variables.stats
 
 
@@ -329,9 +330,9 @@ def _unroll(
     if isinstance(network.head, Actor):
         features, carry = unroll(network.core, variables, obs, first, carry)
         rows = features.reshape(-1, network.width)
-        return _split_steps(nnx.merge(variables.graph, variables.params, variables.stats).on_cell(rows), first.shape), carry
+        return _split_steps(merge(variables).on_cell(rows), first.shape), carry
     carry = network.initial_carry(first.shape[1]) if is_empty(carry) else carry
-    module: _ActorCriticModule = nnx.merge(variables.graph, variables.params, variables.stats)
+    module: _ActorCriticModule = merge(variables)
     return module.through_time(obs, first, carry)
 
 
@@ -341,7 +342,7 @@ def _unroll_core(
 ) -> tuple[PyTree, PyTree]:
     """`unroll` with the dense layers applied to all steps at once."""
     initial = network.initial_carry(first.shape[1])
-    stack: _CellStack = nnx.merge(variables.graph, variables.params, variables.stats).stack
+    stack: _CellStack = merge(variables).stack
     carry, outputs = stack.through_time(obs, first, initial if is_empty(carry) else carry, initial)
     return outputs, carry
 
