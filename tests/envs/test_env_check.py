@@ -55,6 +55,18 @@ class Unseeded(toys.Faulty):
         return obs, *rest
 
 
+@pytest.mark.parametrize("env", [toys.Scripted(), "CartPole-v1"])
+def test_an_environment_that_make_has_not_created_is_rejected_by_name(env, unchecked):
+    with pytest.raises(TypeError, match=r"check_env: env must be created with polyak.envs.make\(...\), got (Scripted|str)"):
+        envs.check_env(env)
+
+
+@pytest.mark.parametrize("num_steps", [-1, 0])
+def test_a_check_of_no_step_is_rejected(num_steps):
+    with pytest.raises(ValueError, match=f"check_env: num_steps must be an integer >= 1, got {num_steps}"):
+        envs.check_env(envs.make("CartPole-v1"), num_steps=num_steps)
+
+
 class Resized(toys.Faulty):
     """Has other actions from its first reset on."""
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from polyak.core.checks import check_same_types
+from polyak.core.checks import check_integer, check_same_types
 from polyak.core.space_check import FLOAT32_MAX, check_range, obs_specs, range_error, read_leaves
 from polyak.core.spaces import Box, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, leaf_spaces, map_space
 from polyak.core.types import Env, HostEnv, PyTree, TimeStep
@@ -27,11 +27,15 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     Floats outside the bounds of their Box give one warning.
 
     Raises:
+        TypeError: `env` is no environment of `polyak.envs.make`.
         ValueError: two plays from the same seed differ (the message names leaf, environment and step); two traces of `init` or
             `step` in JAX differ; or a value is NaN, infinite, an integer out of its space, or a mask that allows no action, or
             has another shape.
         TypeError: a step changes a type, or a dtype differs from the space's.
     """
+    if not isinstance(env, Env | HostEnv):
+        raise TypeError(f"check_env: env must be created with polyak.envs.make(...), got {type(env).__name__}")
+    check_integer("check_env", "num_steps", num_steps)
     if isinstance(env, HostEnv):
         first, second = (_play(env, num_steps, seed) for _ in range(2))
         for step, (a, b) in enumerate(zip(first, second, strict=True)):
