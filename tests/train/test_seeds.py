@@ -111,12 +111,15 @@ def test_seeds_that_are_none_are_rejected_before_anything_is_created(seeds, erro
         ({"report_every": 10, "eval_every": 5}, "eval_every=5 must be at least report_every=10"),
         ({"eval_episodes": -1}, "eval_episodes must be an integer >= 0, got -1"),
         ({"run_dir": ""}, "run_dir must be a directory or None, got an empty name"),
+        ({"settings": ["gamma"]}, r"settings must be a dict or None, got \['gamma'\]"),
+        ({"should_stop": None}, "should_stop must be a function without arguments, got None"),
+        ({"eval_max_steps": 0}, "eval_max_steps must be an integer >= 1, got 0"),
         ({"num_envs": 0}, "num_envs must be an integer >= 1 or None, got 0"),
         ({"settings": {"gamma": np.ones(2)}}, "gamma of PPO must have single numbers, got array"),
     ],
 )
 def test_errors_name_the_function_that_was_called(changes, said, unchecked):
-    with pytest.raises(ValueError, match=rf"^train.run_seeds: {said}"):
+    with pytest.raises((TypeError, ValueError), match=rf"^train.run_seeds: {said}"):
         run_seeds("ppo", "jax/CartPole-v1", seeds=2, **COMMON | changes)
 
 

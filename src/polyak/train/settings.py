@@ -74,6 +74,11 @@ class CommonSettings:
     def __post_init__(self) -> None:
         if self.run_dir is not None and not os.fspath(self.run_dir):
             raise ValueError(f"{self.owner}: run_dir must be a directory or None, got an empty name")
+        if not isinstance(self.settings, Mapping | None):
+            raise TypeError(f"{self.owner}: settings must be a dict or None, got {self.settings!r:.80}")
+        if not callable(self.should_stop):
+            raise TypeError(f"{self.owner}: should_stop must be a function without arguments, got {self.should_stop!r:.80}")
+        check_integer(self.owner, "eval_max_steps", self.eval_max_steps)
         if self.track is not None:
             check_choice(self.owner, "track", self.track, NAMES)
             import_tracker(self.track)
