@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +21,7 @@ from polyak.core.space_check import (
 )
 from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, unflatten
 from polyak.core.warn import warn
+from polyak.envs.obs_reader import keys_of
 
 Location = Callable[[int], str]
 """Returns environment and step for errors, given the environment's index."""
@@ -273,9 +275,6 @@ class ActionReader:
 
 def _gym_leaves(space: Any) -> list[Any]:
     """Return the leaves of a Gymnasium space in the order of polyak's spaces."""
-    parts = getattr(space, "spaces", None)
-    if parts is None:
+    if not isinstance(space, gym.Dict | gym.Tuple):
         return [space]
-    if isinstance(parts, dict):
-        parts = [part for _, part in sorted(parts.items(), key=lambda item: str(item[0]))]
-    return [leaf for part in parts for leaf in _gym_leaves(part)]
+    return [leaf for key in keys_of(space) for leaf in _gym_leaves(space.spaces[key])]
