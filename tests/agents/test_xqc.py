@@ -272,6 +272,22 @@ def test_rows_that_are_not_learned_from_reach_no_network():
     assert equal(after(0.9), after(-0.9))
 
 
+def test_the_warm_up_of_batch_renormalization_ends_for_target_and_online_critics_at_once():
+    agent = make(critics=polyak.Critics((8,), norm="batch_renorm", norm_inputs=True, renorm_warmup=1))
+    copies = agent.create_copies(KEY)
+    cold = copies.critics.online
+    counted = jax.tree.map(lambda x: jnp.ones_like(x) if x.dtype == jnp.uint32 else x, cold.stats)
+    warm = dataclasses.replace(cold, stats=counted)
+
+    @jax.jit
+    def loss(critics, target):
+        options = {"actor": copies.actor.online, "alpha": jnp.float32(0.1), "key": KEY}
+        return agent.critic_loss(critics.params, batch(), critics=critics, target=target, **options)[0]
+
+    # A soft update leaves the target's count of steps at 0.
+    assert loss(warm, cold) == loss(warm, warm) != loss(cold, cold)
+
+
 class Unnamed(nnx.Module):
     """An actor whose weights have another name."""
 
