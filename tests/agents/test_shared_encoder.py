@@ -1,5 +1,7 @@
 """Convolutions that an actor shares with its critics: only the loss of the critics trains them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,20 @@ def test_the_actor_has_the_encoder_of_the_critics_and_no_gradient_of_it(name):
     moments = ravel(actor.online.params)[1](optax.tree.get(actor.optimizer_state, "mu"))
     assert not any(np.any(x) for x in jax.tree.leaves(moments["actor"]["encoder"]))
     assert all(np.any(x) for x in jax.tree.leaves(moments["actor"]["dense"]))
+
+
+def test_the_evaluated_actor_has_the_average_encoder_of_the_critics():
+    agent = make("td3", optimizer=optax.contrib.schedule_free_sgd(0.1))
+    state = jax.jit(agent.init)(KEY)
+    critics = state.copies.critics
+    moved = dataclasses.replace(critics.online, params=jax.tree.map(lambda x: x + 1.0, critics.online.params))
+    trained = optax.tree.set(critics.optimizer_state, z=jax.tree.map(lambda x: x - 1.0, moved.params))
+    critics = dataclasses.replace(critics, online=moved, optimizer_state=trained)
+    actor = dataclasses.replace(state.copies.actor, online=agent.share_encoder(state.copies.actor.online, moved))
+    state = dataclasses.replace(state, copies=dataclasses.replace(state.copies, actor=actor, critics=critics))
+    average = critics.evaluated().params["encoder"]
+    assert not equal(average, moved.params["encoder"])
+    assert equal(agent.policy(state).policy.variables.params["actor"]["encoder"], average)
 
 
 def test_without_the_setting_the_actor_has_an_encoder_of_its_own():

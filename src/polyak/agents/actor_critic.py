@@ -251,6 +251,9 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
     def _evaluated_actor(self, state: OffPolicyState) -> Variables:
         """The actor, or its average if there is one."""
         actor, average = state.copies.actor.evaluated(), state.copies.average
+        if self.shared_encoder:
+            # The optimizer of the actor does not train the encoder, so that an average of `schedule_free` is the critics'.
+            actor = self.share_encoder(actor, state.copies.critics.evaluated())
         return actor if average is None or self.ema_tau is None else cast_like(average, actor)
 
     def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
