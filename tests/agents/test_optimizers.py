@@ -24,6 +24,7 @@ AGENTS = {
     "ppo": (DISCRETE, {"network": MLP((4,)), "num_minibatches": 2, "num_epochs": 2}),
     "pqn": (DISCRETE, {"network": MLP((4,)), "num_minibatches": 2, "num_epochs": 2}),
     "dqn": (DISCRETE, {"network": MLP((4,)), **OFF_POLICY}),
+    "bc": (DISCRETE, {"network": MLP((4,)), **OFF_POLICY}),
     "td3": (BOX, {"actor": Actor((4,), std="fixed"), "critics": Critics((4,)), **OFF_POLICY}),
 }
 

@@ -153,18 +153,21 @@ class BC(OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The most probable action; of a flow, see `polyak.policies.flow_policy.FlowDistribution.mode`."""
-        return Greedy(self.collect_policy(state))
+        return Greedy(self._network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> NetworkPolicy | FlowPolicy:
         """Actions drawn from the cloned distribution."""
-        online, normalizer = state.copies.online, state.normalizers.obs
-        if self.flow_steps is not None:
-            return FlowPolicy(online, normalizer, self._network, self.spec, self.flow_steps)
-        return NetworkPolicy(online, normalizer, self._network, self.spec)
+        return self._network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
         return is_narrow(self._network, self._network_spec, self.batch_size * self.replay.draw_length if devices == 1 else 1)
+
+    def _network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy | FlowPolicy:
+        normalizer = state.normalizers.obs
+        if self.flow_steps is not None:
+            return FlowPolicy(variables, normalizer, self._network, self.spec, self.flow_steps)
+        return NetworkPolicy(variables, normalizer, self._network, self.spec)
 
     @property
     def _network_spec(self) -> EnvSpec:
