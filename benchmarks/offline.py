@@ -2,12 +2,13 @@
 
     python benchmarks/offline.py make DIRECTORY [--envs Pendulum-v1 ...]       # SAC, until a third of its final score
     python benchmarks/offline.py scores DIRECTORY --steps 10000 [--data Pendulum-v1-medium ...] [--agents bc iql ...]
+        [--checkpoints 5 --every 2000] [--first-seed 0 --seeds 3]
     python benchmarks/offline.py speed DIRECTORY [--data ...] [--agents ...]
 
 The data sets of an environment are `medium`, transitions of the policy that SAC explores with at that score; `medium-replay`,
 its replay up to there; in Pendulum `expert`, of SAC after training. Both have batches of `--batch`, layers of (256, 256)
-and one thread. Each learns with the seeds 0, 1 and 2, and its greedy policy acts in the same 20 episodes. BC minimizes squared
-errors in both.
+and one thread. Each learns with the seeds 0, 1 and 2, and its greedy policy acts in the same 20 episodes, after training or at
+the last checkpoints, over which the score is the mean. BC minimizes squared errors in both.
 """
 
 import argparse
@@ -147,23 +148,20 @@ def polyak_settings(agent: str, batch: int) -> dict[str, Any]:
     return settings
 
 
-def train_polyak(
-    agent: str, path: Path, steps: int, seed: int, batch: int, callback: Any = None, every: int | None = None
-) -> Any:
+def train_polyak(agent: str, path: Path, steps: int, seed: int, batch: int, callback: Any, every: int) -> Any:
     import polyak
 
-    result = polyak.train.offline(
+    return polyak.train.offline(
         agent,
         polyak.data.load(path),
         gradient_steps=steps,
         settings=polyak_settings(agent, batch),
         seed=seed,
         progress=False,
-        callbacks=[] if callback is None else [callback],
+        callbacks=[callback],
         report_every=every,
-        checkpoint_every=every and 10**9,
+        checkpoint_every=10**9,
     )
-    return lambda obs: result.policy.predict(obs)[0]
 
 
 def d3rlpy_config(agent: str, batch: int, low: Any, high: Any) -> Any:
@@ -183,7 +181,7 @@ def d3rlpy_config(agent: str, batch: int, low: Any, high: Any) -> Any:
     return algos.CQLConfig(alpha_learning_rate=0.0, conservative_weight=CONSERVATIVE_WEIGHT, **shared)
 
 
-def train_d3rlpy(agent: str, path: Path, steps: int, seed: int, batch: int, env: str, callback: Any = None) -> Any:
+def train_d3rlpy(agent: str, path: Path, steps: int, seed: int, batch: int, env: str, callback: Any) -> None:
     import d3rlpy
     import gymnasium
     import numpy as np
@@ -205,7 +203,28 @@ def train_d3rlpy(agent: str, path: Path, steps: int, seed: int, batch: int, env:
     # With short epochs, whose means of all losses it takes again every ten steps.
     options = {"n_steps_per_epoch": 1_000, "show_progress": False, "logger_adapter": NoopAdapterFactory()}
     algo.fit(data, n_steps=steps, save_interval=10**9, callback=callback, **options)
-    return lambda obs: algo.predict(obs[None])[0]
+
+
+def score_polyak(args: argparse.Namespace, path: Path, seed: int, env: str) -> list[float]:
+    """The returns of the last checkpoints of a seed."""
+    states: list[Any] = []
+    keep = lambda progress, metrics, state: states.append(state.agent)  # noqa: E731
+    result = train_polyak(args.agents[0], path, args.steps, seed, args.batch, keep, args.every)
+    policies = [result.agent.policy(state) for state in states[-args.checkpoints :]]
+    return [mean_return(lambda obs, policy=policy: policy.predict(obs)[0], env) for policy in policies]
+
+
+def score_d3rlpy(args: argparse.Namespace, path: Path, seed: int, env: str) -> list[float]:
+    """The returns of the last checkpoints of a seed."""
+    returns: list[float] = []
+    steps = range(args.steps, 0, -args.every)[: args.checkpoints]
+
+    def note(algo: Any, epoch: int, step: int) -> None:
+        if step in steps:
+            returns.append(mean_return(lambda obs: algo.predict(obs[None])[0], env))
+
+    train_d3rlpy(args.agents[0], path, args.steps, seed, args.batch, env, note)
+    return returns
 
 
 def work(args: argparse.Namespace) -> None:
@@ -218,10 +237,9 @@ def work(args: argparse.Namespace) -> None:
 
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if args.command == "scores":
-        for seed in range(args.seeds):
-            what = agent, path, args.steps, seed, args.batch
-            policy = train_polyak(*what) if is_polyak else train_d3rlpy(*what, env)
-            print(json.dumps({"seed": seed, "return": mean_return(policy, env)}), flush=True)
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
+            returns = (score_polyak if is_polyak else score_d3rlpy)(args, path, seed, env)
+            print(json.dumps({"seed": seed, "returns": returns}), flush=True)
         return
     pace = Pace()
     if is_polyak:
@@ -239,6 +257,7 @@ def command(worker: str, args: argparse.Namespace, data: str, agent: str, steps:
     python = sys.executable if worker == "polyak" else python_of("d3rlpy")
     words = ["--data", data, "--agents", agent, "--worker", worker]
     words += ["--steps", str(steps), "--seeds", str(args.seeds), "--batch", str(args.batch)]
+    words += ["--first-seed", str(args.first_seed), "--checkpoints", str(args.checkpoints), "--every", str(args.every)]
     return [python, Path(__file__).resolve(), args.command, args.directory.resolve(), *words]
 
 
@@ -247,14 +266,14 @@ def contestants(agent: str) -> list[str]:
 
 
 def scores(args: argparse.Namespace, data: str, agent: str) -> dict[str, Any]:
-    """The returns of each contestant by seed."""
+    """The returns of each contestant by seed and checkpoint."""
     returns: dict[str, Any] = {}
     for name in contestants(agent):
         words = command(name, args, data, agent, args.steps)
         env = {key: value for key, value in os.environ.items() if name == "polyak" or key != "PYTHONPATH"}
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"seed"')]
-        returns[name] = [json.loads(line)["return"] for line in lines]
+        returns[name] = [json.loads(line)["returns"] for line in lines]
     return returns
 
 
@@ -272,7 +291,8 @@ def row(args: argparse.Namespace, data: str, agent: str, measured: dict[str, Any
         arrays = np.load(args.directory / f"{data}.npz")
         last = np.flatnonzero(arrays["terminations"] | arrays["truncations"])
         own = fmean(x.sum() for x in np.split(arrays["rewards"].astype(np.float64), last[:-1] + 1))
-        cells = [f"{fmean(x):.0f} ({', '.join(f'{y:.0f}' for y in x)})" for x in measured.values()]
+        means = [[fmean(returns) for returns in seeds] for seeds in measured.values()]
+        cells = [f"{fmean(x):.0f} ({', '.join(f'{y:.0f}' for y in x)})" for x in means]
         return [data, f"{own:.0f}", agent, *cells, *([] if has_peer else [""])]
     cells = [spread(x, lambda rate: f"{rate:.0f}") for x in measured.values()]
     if not has_peer:
@@ -314,6 +334,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="gradient steps, of a turn or of a training")
     parser.add_argument("--batch", type=int, default=256, help="transitions of a gradient step")
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--checkpoints", type=int, default=1, help="a score is the mean over the last of them")
+    parser.add_argument("--every", type=int, default=2_000, help="gradient steps between checkpoints")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
     parser.add_argument("--worker", help="(what the benchmark starts itself with)")
     args = parser.parse_args()
