@@ -85,6 +85,17 @@ def test_runs_with_other_steps_are_interpolated_where_half_of_them_have_values(t
     assert np.all((curve.runs == 3) == (curve.x <= 900))
 
 
+def test_a_group_keeps_the_evaluations_of_runs_that_were_evaluated_at_other_steps(tmp_path):
+    """Points between the evaluations alone would hide the peak."""
+    for seed in range(4):
+        rows = [{"env_steps": at + seed, "eval/mean_reward": value} for at, value in ((2000, 0.0), (4000, 100.0), (5000, 0.0))]
+        write_run(tmp_path / str(seed), rows, seed=seed)
+    (curve,) = curves_of(tmp_path, "eval/mean_reward").curves
+    assert set(range(4000, 4004)) <= set(curve.x) and curve.y.max() > 99
+    (curve,) = curves_of(tmp_path, "eval/mean_reward", points=5).curves
+    assert curve.x.tolist() == np.linspace(2003, 5000, 5).tolist()
+
+
 def test_a_curve_ends_where_the_first_of_runs_of_about_equal_length_ends(tmp_path):
     for seed, value in enumerate([0.0, 0.0, 100.0, 100.0]):
         rows = [{**row, "rollout/ep_rew_mean": value} for row in linear_rows(100 + seed)]

@@ -277,10 +277,13 @@ def _aggregate(group: Group, lines: Sequence[tuple[Floats, Floats]], diverged: S
 
 
 def _make_grid(axes: Sequence[Floats], first: float, last: float, points: int) -> Floats:
-    """Return the points of the runs if they have the same few, else evenly spaced ones."""
+    """Return all points of the runs if they are few, between which every curve is straight, else evenly spaced ones."""
     if len(axes[0]) <= points and all(np.array_equal(axis, axes[0]) for axis in axes):
         return axes[0]
-    return np.linspace(first, last, min(points, max(map(len, axes)))) if last > first else np.array([max(first, last)])
+    last = max(first, last)
+    union = np.unique(np.concatenate([[first, last], *axes]))
+    inside = union[(union >= first) & (union <= last)]
+    return inside if len(inside) <= points else np.linspace(first, last, points)
 
 
 def _text(value: object) -> str:
