@@ -159,7 +159,7 @@ gymnasium.register('Toy-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_e
 @pytest.mark.slow
 def test_a_module_is_imported_only_if_it_is_named_on_the_command_line(train, command, workdir, monkeypatch):
     (workdir / "toymod.py").write_text(TOY)
-    monkeypatch.syspath_prepend(workdir)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     train("toymod:Toy-v0", "new", "--env-steps 64")
 
     def forget():
