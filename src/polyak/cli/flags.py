@@ -201,8 +201,8 @@ class TrainFlags:
     """number of seeds to train, from --seed on: in parallel in the compiled loop, else one after another"""
     run_dir: Annotated[Path | None, default_hint("runs/ALGO-ENV-SEED-TIME-PID", "PATH")] = None
     """run directory; must be new or empty"""
-    preset: Annotated[Path | None, default_hint("the preset of ALGO and ENV", "FILE")] = None
-    """TOML file with values of these flags, such as best.toml of a study; flags override it"""
+    preset: Annotated[Path | None, default_hint("none", "FILE")] = None
+    """TOML file with values of these flags, such as best.toml of a study; overrides the preset of ALGO and ENV, as flags do"""
     loop: Literal["auto", "compiled", "host", "distributed", "asynchronous"] = "auto"
     (
         "compiled: agent and environment as one program, for environments in JAX; host: the environment steps in Python; "
