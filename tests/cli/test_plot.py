@@ -57,3 +57,6 @@ def test_a_run_without_the_tag_is_named_in_a_warning(runs, command, workdir):
     with pytest.warns(UserWarning, match="plot: dqn has no value of eval/mean_reward and is left out"):
         code, out, _ = command("plot", "runs -o a.png --y eval/mean_reward")
     assert code == 0 and "wrote a.png" in out
+    write_run(workdir / "runs/c51", linear_rows(10), algorithm="c51")
+    with pytest.warns(UserWarning, match="plot: c51, dqn have no value of eval/mean_reward and are left out"):
+        command("plot", "runs -o a.png --y eval/mean_reward")

@@ -204,4 +204,5 @@ def require_matplotlib() -> None:
 def _warn_of_missing(panel: Curves) -> None:
     if panel.missing:
         names = ", ".join(panel.missing[:3]) + (f" and {len(panel.missing) - 3} more" if len(panel.missing) > 3 else "")
-        warn(f"plot: {names} has no value of {panel.tag} and is left out")
+        has, is_left = ("has", "is left") if len(panel.missing) == 1 else ("have", "are left")
+        warn(f"plot: {names} {has} no value of {panel.tag} and {is_left} out")
