@@ -211,6 +211,8 @@ def test_an_environment_of_a_name_is_made_with_the_scaling_of_the_agent():
 def test_a_field_of_the_agent_among_the_arguments_is_named():
     with pytest.raises(TypeError, match=r"unknown argument 'gamma' .*; a field of the agent goes into settings={'gamma': ...}"):
         polyak.train.run("ppo", "CartPole-v1", env_steps=100, gamma=0.9)
+    with pytest.raises(TypeError, match=r"unknown argument 'env_kwargs' .*; use env_kwargs of envs\.make, whose environments"):
+        polyak.train.run("ppo", "CartPole-v1", env_steps=100, env_kwargs={"sutton_barto_reward": True})
     # A name that is only similar to an argument is rather a field.
     for name in ("learning_starts", "n_step", "num_steps"):
         with pytest.raises(TypeError, match=rf"unknown argument '{name}' \(.*goes into settings={{'{name}': ...}}"):
