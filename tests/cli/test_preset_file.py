@@ -35,6 +35,8 @@ def test_flags_override_a_preset_file(tmp_path):
         ("hidden = ['--agent', 'os:system']", "hidden must be a number, a text"),
         ("gamma = []", "gamma must be a number, a text"),
         ("gamma = {a = 1}", "gamma must be a number, a text, a boolean or a list"),
+        ("normalize_obs = 'yes'", "normalize_obs must be true or false, got 'yes'"),
+        ("normalize_obs = 1", "normalize_obs must be true or false, got 1"),
         ("", "must have at least one setting, got none"),
         ("gamma", "must be a TOML file"),
     ],

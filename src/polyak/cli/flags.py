@@ -145,14 +145,16 @@ def _name_in_polyak(flag: str, fields: tuple[str, ...]) -> str | None:
 
 def field_names(kind: Any) -> list[str]:
     """Return the names of all fields of a dataclass and of nested dataclasses."""
-    names = []
+    return list(field_types(kind))
+
+
+def field_types(kind: Any) -> dict[str, Any]:
+    """Return the types of all fields of a dataclass and of nested dataclasses, by name."""
+    types: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         hint = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
-        if dataclasses.is_dataclass(hint):
-            names += field_names(hint)
-        else:
-            names.append(field.name)
-    return names
+        types |= field_types(hint) if dataclasses.is_dataclass(hint) else {field.name: hint}
+    return types
 
 
 def set_flags(arguments: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from polyak.cli.flags import UsageError, field_names, set_flags
+from polyak.cli.flags import UsageError, field_names, field_types, set_flags
 from polyak.cli.user_flags import UserFlags
 from polyak.core.suggestions import unknown_name
 
@@ -29,7 +29,8 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
     except ValueError as error:
         raise UsageError(f"--preset {error}") from None
     network = values.pop("network", {}) if isinstance(values.get("network"), dict) else {}
-    known = [name for name in field_names(kind) if name not in OF_THE_COMMAND_LINE]
+    types = field_types(kind)
+    known = [name for name in types if name not in OF_THE_COMMAND_LINE]
     given, found = set_flags(arguments), list[str]()
     for name, value in (values | network).items():
         if name not in known:
@@ -40,6 +41,8 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
         if isinstance(value, bool):
             found.append(flag if value else f"--no-{flag.removeprefix('--')}")
             continue
+        if types[name] is bool:
+            raise UsageError(f"--preset {file}: {name} must be true or false, got {value!r:.80}")
         items = value if isinstance(value, list) else [value]
         # A list is several arguments, of which none may be a flag.
         is_flag = len(items) > 1 and any(str(item).startswith("-") for item in items)
