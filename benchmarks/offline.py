@@ -208,7 +208,10 @@ def train_d3rlpy(agent: str, path: Path, steps: int, seed: int, batch: int, env:
 def score_polyak(args: argparse.Namespace, path: Path, seed: int, env: str) -> list[float]:
     """The returns of the last checkpoints of a seed."""
     states: list[Any] = []
-    keep = lambda progress, metrics, state: states.append(state.agent)  # noqa: E731
+
+    def keep(progress: Any, metrics: Any, state: Any) -> None:
+        states.append(state.agent)
+
     result = train_polyak(args.agents[0], path, args.steps, seed, args.batch, keep, args.every)
     policies = [result.agent.policy(state) for state in states[-args.checkpoints :]]
     return [mean_return(lambda obs, policy=policy: policy.predict(obs)[0], env) for policy in policies]
@@ -343,6 +346,8 @@ def parse_arguments() -> argparse.Namespace:
     default = 1_000 if args.command == "scores" and args.quick else 10_000 if args.command == "scores" else 200
     args.steps = default if args.steps is None else args.steps
     args.rounds = 2 if args.quick else args.rounds
+    if args.checkpoints > 1 and (args.steps % args.every or args.steps < args.checkpoints * args.every):
+        parser.error("--every must divide --steps, and --checkpoints must be at most their ratio")
     return args
 
 

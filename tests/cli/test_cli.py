@@ -78,16 +78,16 @@ def test_a_command_without_its_run_is_a_usage_error(name, command):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["train", "ppo", "CartPole-v1", "--run-dir", ""], "an argument"),
-        (["train", "ppo", "CartPole-v1", "--run-dir="], "--run-dir="),
-        (["evaluate", ""], "an argument"),
-        (["plot", "runs", "", "-o", "a.svg"], "an argument"),
+        (["train", "ppo", "CartPole-v1", "--run-dir", ""], "--run-dir"),
+        (["train", "ppo", "CartPole-v1", "--run-dir="], "--run-dir"),
+        (["evaluate", ""], "evaluate"),
+        (["plot", "runs", "", "-o", "a.svg"], "runs"),
     ],
 )
 def test_an_empty_argument_does_not_mean_the_working_directory(words, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert capsys.readouterr().err == f"error: {named} is empty; a variable of the shell may not be set\n"
+    assert capsys.readouterr().err == f"error: the argument after {named} is empty; is a shell variable unset?\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -46,7 +46,7 @@ def test_it_leaves_the_run_as_it_was(run, command, workdir):
         ("evaluate run --episodes 0", "--episodes must be an integer >= 1, got 0"),
         ("evaluate run --seed -1", "--seed must be an integer in [0, 4294967295], got -1"),
         ("evaluate run --seed 4294967296", "--seed must be an integer in [0, 4294967295]"),
-        ("evaluate run --max-steps 0", "--max-steps must be an integer >= 1 or None, got 0"),
+        ("evaluate run --max-steps 0", "--max-steps must be an integer >= 1, got 0"),
         ("evaluate run --episode 3", "--episodes"),
         ("evaluate run --episodes three", "--episodes"),
     ],

@@ -47,8 +47,8 @@ def test_a_run_is_evaluated_on_data(run, command, data, method):
     ("words", "message"),
     [
         ("--method dm", "--method"),
-        ("--gamma 1.5", "--gamma must be a number in [0, 1] or None, got 1.5"),
-        ("--gradient-steps 0", "--gradient-steps must be an integer >= 1 or None, got 0"),
+        ("--gamma 1.5", "--gamma must be a number in [0, 1], got 1.5"),
+        ("--gradient-steps 0", "--gradient-steps must be an integer >= 1, got 0"),
         ("--gradient-steps 100 --method is", "--gradient-steps is for --method fqe and dr, got --method is"),
         ("--gradient-steps 100", "gradient_steps=100 must be in [4000, "),
         ("--seed -1", "--seed must be an integer"),

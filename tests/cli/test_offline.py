@@ -98,7 +98,7 @@ def test_wrong_values_are_one_error_and_write_nothing(flag, value, data, tmp_pat
         ("dnq", "unknown algorithm 'dnq'; did you mean 'dqn'"),
         ("", "an algorithm is missing"),
         ("dqn --env mine:Env", "--env must be left out with --data"),
-        ("dqn --seed 2 CartPole-v1", "unexpected CartPole-v1, as no flag takes it; names come before the flags"),
+        ("dqn --seed 2 CartPole-v1", "unexpected CartPole-v1, as no flag takes it; ENV comes before the flags"),
         ("dqn CartPole-v1 Pendulum-v1", "takes one ENV; got CartPole-v1 Pendulum-v1"),
         ("dqn jax/Pendulum-v1", "is of another environment"),
         ("dqn --num-envs 4", "--num-envs needs --env-steps N, to collect beside --data\n"),

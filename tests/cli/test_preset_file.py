@@ -37,6 +37,8 @@ def test_flags_override_a_preset_file(tmp_path):
         ("gamma = {a = 1}", "gamma must be a number, a text, a boolean or a list"),
         ("normalize_obs = 'yes'", "normalize_obs must be true or false, got 'yes'"),
         ("normalize_obs = 1", "normalize_obs must be true or false, got 1"),
+        ("noisy = 1", "noisy must be true or false, got 1"),
+        ("gamma = true", "gamma must not be true or false, got True"),
         ("", "must have at least one setting, got none"),
         ("gamma", "must be a TOML file"),
     ],

@@ -75,9 +75,18 @@ class Resized(toys.Faulty):
         return super().reset(**options)
 
 
-def test_an_environment_whose_reset_changes_its_spaces_is_rejected():
-    with pytest.raises(ValueError, match=r"reset\(\) must not change the spaces, got .*Discrete\(5\).* in place of "):
-        envs.check_env(envs.make(Resized))
+class ResizedInPlace(Resized):
+    """Changes the number of actions of its space."""
+
+    def reset(self, **options):
+        self.action_space.n = np.int64(5)
+        return toys.Faulty.reset(self, **options)
+
+
+@pytest.mark.parametrize("cls", [Resized, ResizedInPlace])
+def test_an_environment_whose_reset_changes_its_spaces_is_rejected(cls):
+    with pytest.raises(ValueError, match=r"reset\(\) must not change action_space, got Discrete\(.*5.*\), expected"):
+        envs.check_env(envs.make(cls))
 
 
 def test_an_environment_that_its_seed_does_not_make_again_is_reported():

@@ -126,7 +126,7 @@ def test_an_entry_that_is_not_in_the_space_is_an_error(change, says):
         (np.array([1.0, 2.0]), r"ndarray array.*; mo_gymnasium\.wrappers\.LinearReward .*, SuperSuit splits several agents$"),
         (np.array([1.0]), "ndarray array"),
         (1j, "complex 1j"),
-        (np.ma.masked_array(1.0, mask=True), "Masked"),
+        (np.ma.masked_array(1.0, mask=True), "a masked array"),
         ([1.0], r"list \[1.0\]$"),
     ],
 )

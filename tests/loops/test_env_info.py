@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from polyak import envs, train
+from polyak import envs, resume, train
 from polyak.agents.ppo import PPO
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.loops.episodes import EpisodeStatistics, InfoSums
@@ -48,9 +48,17 @@ def test_an_environment_that_reports_nothing_has_no_such_metrics():
 
 
 def test_a_name_that_no_info_has_is_a_warning_once_an_episode_has_ended():
-    with pytest.warns(UserWarning, match="info_metrics: no info has had 'forse' so far") as caught:
+    with pytest.warns(UserWarning, match="info_metrics has 'forse', which no info of the environment has so far") as caught:
         trained(toys.recorded, info_metrics=("force", "forse"))
     assert len(caught) == 1
+
+
+def test_a_resumed_training_does_not_warn_of_names_that_were_reported_before(tmp_path, recwarn):
+    make = lambda: envs.make(toys.recorded, num_envs=2, info_metrics=("forse",))  # noqa: E731
+    settings = {"num_steps": 8, "num_minibatches": 1, "num_epochs": 1}
+    train.run("ppo", make(), env_steps=64, run_dir=tmp_path / "run", eval_episodes=0, progress=False, settings=settings)
+    resume(tmp_path / "run", env=make(), env_steps=128, eval_episodes=0, progress=False)
+    assert sum("info_metrics" in str(warning.message) for warning in recwarn) == 1
 
 
 def test_metrics_of_info_do_not_change_training():

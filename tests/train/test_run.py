@@ -211,7 +211,7 @@ def test_an_environment_of_a_name_is_made_with_the_scaling_of_the_agent():
 def test_a_field_of_the_agent_among_the_arguments_is_named():
     with pytest.raises(TypeError, match=r"unknown argument 'gamma' .*; a field of the agent goes into settings={'gamma': ...}"):
         polyak.train.run("ppo", "CartPole-v1", env_steps=100, gamma=0.9)
-    with pytest.raises(TypeError, match=r"unknown argument 'env_kwargs' .*; use env_kwargs of envs\.make, whose environments"):
+    with pytest.raises(TypeError, match=r"unknown argument 'env_kwargs' .*; use polyak\.envs\.make\(ID, env_kwargs="):
         polyak.train.run("ppo", "CartPole-v1", env_steps=100, env_kwargs={"sutton_barto_reward": True})
     # A name that is only similar to an argument is rather a field.
     for name in ("learning_starts", "n_step", "num_steps"):
@@ -642,6 +642,8 @@ def test_a_failure_is_written_to_the_summary(directory):
 
 def test_resume_rejects_fewer_steps_than_were_done(directory):
     train(jax_env(), 64, run_dir="run")
+    with pytest.raises(TypeError, match=r"polyak.resume: should_stop must be a function without arguments, got 1"):
+        polyak.resume("run", should_stop=1)
     with pytest.raises(ValueError, match=r"polyak.resume: env_steps=10: .* has already done 7"):
         polyak.resume("run", env_steps=10)
 

@@ -69,8 +69,8 @@ class PPO(OnPolicyAgent):
         advantages: `"gae"`, or `"monte_carlo"`: the discounted return minus the value.
         value_targets: targets of the value: `"td_lambda"` (GAE plus value), or `"monte_carlo"`, the discounted return.
         values_when: when old values and action distributions are computed: at `"update"` time, or during `"collect"`.
-        recompute_values: recompute advantages and value targets before each epoch; without effect in one epoch, unless
-            `values_when="collect"`, when they are of the parameters that collected.
+        recompute_values: recompute advantages and value targets before each epoch, with the values of the current network; of
+            one epoch, this changes them only with `values_when="collect"`.
         clip_range: clip the probability ratio to 1 ± this value, a number or a schedule; None disables clipping.
         clip_range_vf: clip the value to ± this value around the old value; None disables clipping.
         clip_log_prob: clip the new log-probabilities to ± this value in the policy loss; None disables clipping.

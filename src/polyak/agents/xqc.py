@@ -119,7 +119,7 @@ class XQC(AtomSettings, TargetSettings, SoftActorAgent):
         # One forward pass: the statistics are of the recorded actions and the policy's actions together.
         now, later = (batch.obs, batch.action), (batch.next_obs, draw.action)
         obs, action = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), now, later)
-        target = dataclasses.replace(target, stats=_with_counts(target.stats, critics.stats))
+        target = dataclasses.replace(target, stats=_copy_counts(target.stats, critics.stats))
         target_logits, _ = self.q_values_in_training(target, obs, action, target_key)
         logits, stats = self.q_values_in_training(dataclasses.replace(critics, params=params), obs, action, dropout_key)
         target_probs = self.td_target(batch, jnp.split(target_logits, 2)[1], alpha * draw.log_prob)
@@ -145,6 +145,6 @@ class XQC(AtomSettings, TargetSettings, SoftActorAgent):
         return self.min_of_means(q)
 
 
-def _with_counts(stats: PyTree, online: PyTree) -> PyTree:
-    """A target's statistics with the online step counts of batch renormalization: a soft update copies no integer."""
+def _copy_counts(stats: PyTree, online: PyTree) -> PyTree:
+    """The target's statistics with the online integers, such as step counts, which a soft update does not copy."""
     return jax.tree.map(lambda x, y: x if jnp.issubdtype(x.dtype, jnp.floating) else y, stats, online)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import pairwise
 from types import FrameType
 from typing import TextIO
 
@@ -85,10 +86,12 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"polyak {polyak.__version__}")
         return 0
-    # As of a shell variable that is not set; an empty path would be the working directory.
-    if empty := [word for word in rest if not word or (word.startswith("--") and word.endswith("="))]:
-        print(f"error: {empty[0] or 'an argument'} is empty; a variable of the shell may not be set", file=sys.stderr)
-        return 2
+    # An unset shell variable gives an empty argument, whose path would be the working directory.
+    for before, word in pairwise([name, *rest]):
+        if not word or (word.startswith("--") and word.find("=") == len(word) - 1):
+            where = word.removesuffix("=") or before
+            print(f"error: the argument after {where} is empty; is a shell variable unset?", file=sys.stderr)
+            return 2
     if argv is None:
         warnings.showwarning = _show_warning
     try:

@@ -35,7 +35,7 @@ def find_modules_here() -> None:
         sys.path.append(os.getcwd())
 
 
-def find_module_of(env: str) -> None:
+def find_env_module(env: str) -> None:
     """Let the module in the name of an environment, `module:Name-v0`, be found in the working directory too."""
     if ":" in env:
         find_modules_here()

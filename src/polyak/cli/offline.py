@@ -10,7 +10,7 @@ import tyro
 from polyak.agents import AGENTS, agent_class
 from polyak.cli.agent_flags import agent_flags, explicit_settings
 from polyak.cli.flags import TrainFlags, UsageError, default_hint, fail, field_names, parse, print_note, unknown_flags
-from polyak.cli.imports import find_module_of
+from polyak.cli.imports import find_env_module
 from polyak.cli.network_flags import NetworkFlags, network_flags_in_help
 from polyak.core.suggestions import unknown_name
 from polyak.presets import preset
@@ -78,7 +78,7 @@ def _parse(arguments: Sequence[str], owners: Callable[[str], Sequence[str]]) -> 
     env_id = words.pop(0) if words else None
     if words:
         raise UsageError(f"polyak train ALGO [ENV] --data DATA takes one ENV; got {' '.join([str(env_id), *words])}")
-    find_module_of(env_id or "")
+    find_env_module(env_id or "")
     defaults = preset(algorithm, env_id or "")
     others = [field.name for kind in (OfflineFlags, NetworkFlags) for field in dataclasses.fields(kind)]
     settings = agent_flags(AGENTS[algorithm], defaults.values, others)

@@ -20,7 +20,8 @@ SENTENCES = (
     (r"Missing value for argument .*?(--[\w-]+).*", r"\1 needs a value"),
     (r"invalid choice ('.*') for argument '(?:-\w/)?(\S+)'\. Expected one of \((.*?),?\)\.", r"\2 must be one of \3, got \1"),
     (r"(\S+:) no type matching (\S+) could be instantiated from \['(.*?)'\].*", r"\1 must be one of \2, got '\3'"),
-    (r"Unrecognized options: (.*)", r"unexpected \1, as no flag takes it; names come before the flags"),
+    (r"Unrecognized options: (\w.*(?:-v\d+|[/:]).*)", r"unexpected \1, as no flag takes it; ENV comes before the flags"),
+    (r"Unrecognized options: (.*)", r"unexpected \1, as no flag takes it"),
     (r"Missing from .*?: (?:-\w \S+, )?(--\S+) .*", r"\1 is missing"),
 )
 """Patterns of tyro's errors, and the sentences for them."""

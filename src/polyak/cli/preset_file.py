@@ -1,7 +1,8 @@
 """`polyak train --preset FILE`: values of flags from a TOML file."""
 
 from collections.abc import Sequence
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from polyak.cli.flags import UsageError, field_names, field_types, set_flags
 from polyak.cli.user_flags import UserFlags
@@ -38,11 +39,13 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
         flag = f"--{name.replace('_', '-')}"
         if flag in given:
             continue
-        if isinstance(value, bool):
+        options = set(get_args(types[name]) or [types[name]])
+        if isinstance(value, bool) and bool in options:
             found.append(flag if value else f"--no-{flag.removeprefix('--')}")
             continue
-        if types[name] is bool:
-            raise UsageError(f"--preset {file}: {name} must be true or false, got {value!r:.80}")
+        if isinstance(value, bool) or options <= {bool, NoneType}:
+            wanted = "must not be" if isinstance(value, bool) else "must be"
+            raise UsageError(f"--preset {file}: {name} {wanted} true or false, got {value!r:.80}")
         items = value if isinstance(value, list) else [value]
         # A list is several arguments, of which none may be a flag.
         is_flag = len(items) > 1 and any(str(item).startswith("-") for item in items)

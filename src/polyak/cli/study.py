@@ -13,7 +13,7 @@ import tyro
 
 from polyak.agents import AGENTS
 from polyak.cli.flags import UsageError, default_hint, fail, parse, print_note, print_usage
-from polyak.cli.imports import find_module_of
+from polyak.cli.imports import find_env_module
 from polyak.core.suggestions import unknown_name
 
 USAGE = "polyak study ALGO ENV --trials N [flags]\npolyak study --list"
@@ -81,7 +81,7 @@ def _search(algorithm: str, env_id: str, flags: StudyFlags) -> int:
     from polyak.studies.training import StudyStopped
     from polyak.train.compilation_cache import compilation_cache
 
-    find_module_of(env_id)
+    find_env_module(env_id)
     directory = flags.directory or Path("studies") / f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}"
     values = {field.name: getattr(flags, field.name) for field in dataclasses.fields(flags)}
     values |= {"directory": directory, "seed": values.pop("sampler_seed")}

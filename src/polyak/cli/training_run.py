@@ -21,7 +21,7 @@ from polyak.train.result import Result
 from polyak.train.run_training import train_run
 from polyak.train.seeds import label_seed, train_in_parallel
 from polyak.train.summary import seed_table
-from polyak.train.training import Training, finish, record_stop, resume_command, without_open_evaluation
+from polyak.train.training import Training, finish, record_stop, resume_command, without_final_evaluation
 from polyak.workers.ray_workers import ClusterError
 from polyak.workers.supervise import StoppedBeforeStart
 
@@ -93,7 +93,7 @@ def _finish(training: Training, result: Result, signals: Signals, console: Scree
     if signals.received is not None and result.stopped == "request":
         result = dataclasses.replace(result, stopped=NAMES[signals.received])
     # One of several seeds may have finished before the signal, which may have skipped its last evaluation.
-    finished = training if signals.received is None else without_open_evaluation(training, result)
+    finished = training if signals.received is None else without_final_evaluation(training, result)
     finish(finished, result, console)
     if finished is not training and training.run is not None:
         console.print_line(f"not evaluated; evaluate with: {resume_command(training)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyak import envs
 from polyak.cli.flags import UsageError
-from polyak.cli.imports import check_import, find_module_of, import_object
+from polyak.cli.imports import check_import, find_env_module, import_object
 from polyak.cli.user_flags import EnvFlags, UserFlags
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import Agent, Env, HostEnv
@@ -34,7 +34,7 @@ def env_maker(flags: EnvFlags, env_id: str, stored_kwargs: Mapping[str, Any] | N
     Raises:
         UsageError: a module or a name does not exist, or is no function or class; or a wrapper is for an environment in JAX.
     """
-    find_module_of(env_id)
+    find_env_module(env_id)
     kwargs = {**(stored_kwargs or {}), **flags.kwargs}
     make = None if flags.env is None else import_callable(flags.env, "--env")
     wrap = None if flags.wrapper is None else import_callable(flags.wrapper, "--wrapper")

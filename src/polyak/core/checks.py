@@ -31,7 +31,7 @@ def check_number(
         at_least: inclusive lower bound.
         at_most: inclusive upper bound.
         above: exclusive lower bound.
-        optional: None is allowed too; the error of a flag, such as `--gamma`, which is None by being left out, does not say so.
+        optional: None is allowed too; errors of flags such as `--gamma`, which are None where they are left out, do not say so.
         or_else: other values that the caller allows, for the error.
 
     Raises:

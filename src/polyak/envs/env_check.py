@@ -27,11 +27,10 @@ def check_env(env: Env | HostEnv, *, num_steps: int = 100, seed: int = 0) -> Non
     Floats outside the bounds of their Box give one warning.
 
     Raises:
-        TypeError: `env` is no environment of `polyak.envs.make`.
         ValueError: two plays from the same seed differ (the message names leaf, environment and step); two traces of `init` or
             `step` in JAX differ; or a value is NaN, infinite, an integer out of its space, or a mask that allows no action, or
             has another shape.
-        TypeError: a step changes a type, or a dtype differs from the space's.
+        TypeError: `env` is no environment of `polyak.envs.make`; a step changes a type; or a dtype differs from the space's.
     """
     if not isinstance(env, Env | HostEnv):
         raise TypeError(f"check_env: env must be created with polyak.envs.make(...), got {type(env).__name__}")

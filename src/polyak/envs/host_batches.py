@@ -225,14 +225,13 @@ def _find_spec(id: str, import_modules: bool) -> Any:
     import gymnasium
 
     module, _, name = id.rpartition(":")
-    own = f"pass your own function or class itself (on the command line: --env {id})"
     if module and module not in sys.modules:
         if not import_modules:
             raise ValueError(f"make: {id} must not import the module {module!r} here; if you trust it, import it before")
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            raise ImportError(f"make: {id} needs the module {module!r}: {error}; {own}") from error
+            raise ImportError(f"make: {id} needs the module {module!r}: {error}") from error
     if name.startswith("ALE/") and not register_atari():
         raise ImportError(f"make: {id} needs ale-py: pip install 'polyak[atari]'")
     if name.startswith("MinAtar/") and not register_minatar():
@@ -241,7 +240,11 @@ def _find_spec(id: str, import_modules: bool) -> Any:
         known = [n for group in names().values() for n in group]
         near = difflib.get_close_matches(name, known, n=1)
         hint = "".join(f"did you mean {other!r}? " for other in near)
-        hint += own if module else f"if another package registers it, write 'package:{name}'"
+        if module:
+            hint += f"{module!r} registers no such environment"
+            hint += f"; your own class or function is --env {id} of polyak train" if name.isidentifier() else ""
+        else:
+            hint += f"if another package registers it, write 'package:{name}'"
         if name in gymnasium.registry:  # An older name of the ALE, which `names` has registered.
             game = re.split(r"NoFrameskip|Deterministic|-", name)[0]
             hint = f"use 'ALE/{game}-v5', or the ALE's older 'ale_py:{name}' without preprocessing"

@@ -9,7 +9,7 @@ import gymnasium.spaces as gym
 import numpy as np
 import numpy.typing as npt
 
-from polyak.envs.obs_reader import keys_of
+from polyak.envs.obs_reader import space_keys
 
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
@@ -27,7 +27,7 @@ def check_maskable(has_mask: bool, space: Any, name: str) -> None:
 def mask_widths(space: Any) -> list[int]:
     """Return the number of flags of each Discrete (n) and MultiDiscrete (Σ nvec) in an action space, in polyak's order."""
     if isinstance(space, gym.Dict | gym.Tuple):
-        return [width for key in keys_of(space) for width in mask_widths(space.spaces[key])]
+        return [width for key in space_keys(space) for width in mask_widths(space.spaces[key])]
     sizes = _sizes(space)
     return [sum(sizes)] if sizes else []
 
@@ -50,7 +50,7 @@ def read_masks(space: Any, mask: Any, location: str, *, is_last: bool = False, p
     what = f"{location}: the action_mask" + (f" {path!r}" if path else "")
     if isinstance(space, gym.Dict | gym.Tuple):
         _check_tree(space, mask, what)
-        parts = [(key, f"{path}/{key}" if path else str(key)) for key in keys_of(space)]
+        parts = [(key, f"{path}/{key}" if path else str(key)) for key in space_keys(space)]
         return [
             x for key, name in parts for x in read_masks(space.spaces[key], mask[key], location, is_last=is_last, path=name)
         ]
@@ -98,7 +98,7 @@ def _check_tree(space: Any, mask: Any, what: str) -> None:
     if isinstance(space, gym.Dict):
         got = f"a dict with keys {sorted(map(str, mask))}" if isinstance(mask, dict) else type(mask).__name__
         if not isinstance(mask, dict) or set(mask) != set(space.spaces):
-            raise ValueError(f"{what} must be a dict with keys {keys_of(space)}, got {got}")
+            raise ValueError(f"{what} must be a dict with keys {space_keys(space)}, got {got}")
     elif not isinstance(mask, tuple | list) or len(mask) != len(space.spaces):
         got = f"{type(mask).__name__} of length {len(mask)}" if isinstance(mask, tuple | list) else type(mask).__name__
         raise ValueError(f"{what} must be a tuple of length {len(space.spaces)}, got {got}")

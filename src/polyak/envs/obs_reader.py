@@ -19,12 +19,12 @@ def obs_leaves(space: Any, keys: tuple[Any, ...] = ()) -> list[ArraySpec]:
     Infinite bounds become the largest float32, so that NaN and infinity are out of bounds.
     """
     if isinstance(space, gym.Dict | gym.Tuple):
-        return [leaf for key in keys_of(space) for leaf in obs_leaves(space.spaces[key], (*keys, key))]
+        return [leaf for key in space_keys(space) for leaf in obs_leaves(space.spaces[key], (*keys, key))]
     low, high = _bounds(space)
     return [ArraySpec(keys, tuple(space.shape), np.dtype(space.dtype), low, high)]
 
 
-def keys_of(space: Any) -> list[Any]:
+def space_keys(space: Any) -> list[Any]:
     """Return the keys of a Gymnasium Dict, or the indices of a Tuple, in the order of polyak's spaces."""
     return sorted(space.spaces, key=str) if isinstance(space, gym.Dict) else list(range(len(space.spaces)))
 

@@ -10,7 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+from polyak.core.gymnasium_spaces import from_gymnasium
 from polyak.core.space_check import ArraySpec
+from polyak.core.spaces import Space
 from polyak.core.tags import RETURN
 from polyak.core.warn import add_note
 from polyak.envs import snapshots
@@ -90,10 +92,11 @@ class SingleEnv:
         Raises:
             ValueError: the reset has changed a space.
         """
-        spaces = self.env.observation_space, self.env.action_space
+        spaces = self._spaces()
         self.has_mask = "action_mask" in self._reset(0)[1]
-        if (changed := (self.env.observation_space, self.env.action_space)) != spaces:
-            raise ValueError(f"{self.name}: reset() must not change the spaces, got {changed} in place of {spaces}")
+        for name, space in self._spaces().items():
+            if space != spaces[name]:
+                raise ValueError(f"{self.name}: reset() must not change {name}, got {space}, expected {spaces[name]}")
         check_maskable(self.has_mask, self.env.action_space, self.name)
         if not self.has_mask and self.index == 0:
             warn_of_unused_masks(self.env, self.name)
@@ -191,11 +194,16 @@ class SingleEnv:
         if not isinstance(info, dict):
             raise TypeError(f"{self.location()}: the info of {method}() must be a dict, got {info!r:.80}")
 
+    def _spaces(self) -> dict[str, Space]:
+        names = "observation_space", "action_space"
+        return {name: from_gymnasium(getattr(self.env, name), is_action=name == "action_space") for name in names}
+
     def _reward(self, reward: Any) -> float:
         array = np.asarray(reward) if not isinstance(reward, str) else None
-        if array is None or array.dtype.kind not in "fiub" or array.shape != () or np.ma.is_masked(reward):
+        if array is None or array.dtype.kind not in "fiub" or array.shape != () or isinstance(reward, np.ma.MaskedArray):
             wrapper = "; mo_gymnasium.wrappers.LinearReward weights the parts of a vector, SuperSuit splits several agents"
-            got = f"got {type(reward).__name__} {reward!r:.80}{wrapper if np.size(reward) > 1 else ''}"
+            value = "a masked array" if isinstance(reward, np.ma.MaskedArray) else f"{type(reward).__name__} {reward!r:.80}"
+            got = f"got {value}{wrapper if np.size(reward) > 1 else ''}"
             raise TypeError(f"{self.location()}: the reward must be one number, {got}")
         return float(array)
 

@@ -21,7 +21,7 @@ from polyak.core.space_check import (
 )
 from polyak.core.spaces import Box, EnvSpec, Leaf, leaf_spaces, unflatten
 from polyak.core.warn import warn
-from polyak.envs.obs_reader import keys_of
+from polyak.envs.obs_reader import space_keys
 
 Location = Callable[[int], str]
 """Returns environment and step for errors, given the environment's index."""
@@ -277,4 +277,4 @@ def _gym_leaves(space: Any) -> list[Any]:
     """Return the leaves of a Gymnasium space in the order of polyak's spaces."""
     if not isinstance(space, gym.Dict | gym.Tuple):
         return [space]
-    return [leaf for key in keys_of(space) for leaf in _gym_leaves(space.spaces[key])]
+    return [leaf for key in space_keys(space) for leaf in _gym_leaves(space.spaces[key])]

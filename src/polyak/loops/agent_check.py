@@ -80,6 +80,16 @@ def check_policy_methods(owner: str, policy: Any, name: str = "policy") -> None:
     )
 
 
+def check_should_stop(owner: str, should_stop: Any) -> None:
+    """Check that `should_stop` is a function.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not callable(should_stop):
+        raise TypeError(f"{owner}: should_stop must be a function without arguments, got {should_stop!r:.80}")
+
+
 def check_callbacks(owner: str, callbacks: Any) -> None:
     """Check that callbacks are functions of `(progress, metrics, state)` in a sequence.
 

@@ -1,4 +1,4 @@
-"""Presets of conservative Q-learning."""
+"""The preset of conservative Q-learning."""
 
 from polyak.presets.preset import Preset
 

@@ -1,4 +1,4 @@
-"""Presets of discrete conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779): DQN with CQL(H)."""
+"""The preset of discrete conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779): DQN with CQL(H)."""
 
 from polyak.presets.preset import Preset
 

@@ -1,4 +1,4 @@
-"""Presets of TD3 with behavior cloning."""
+"""The preset of TD3+BC."""
 
 from polyak.presets.preset import Preset
 

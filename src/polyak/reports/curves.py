@@ -24,7 +24,7 @@ XAxis = Literal["env_steps", "time"]
 TIME, FPS = "time/time_elapsed", "time/fps"
 
 POINTS = 200
-"""Number of points of the grid of a group."""
+"""Maximum number of points of a group."""
 
 SLACK = 0.05
 """Fraction of a curve by which runs may begin later or end earlier, and still bound the curve."""
@@ -187,7 +187,7 @@ def make_curves(groups: Sequence[Group], samples: Samples, tag: str, *, x: XAxis
         samples: the metrics of their runs.
         tag: the tag.
         x: `"env_steps"`, or `"time"` for seconds of training.
-        points: number of points of the grid; a curve of one run has at most ten times as many, among them its extremes.
+        points: maximum number of points of a group; a curve of one run has at most ten times as many, among them its extremes.
 
     Raises:
         ValueError: no run has the tag; the message suggests the nearest.
@@ -277,11 +277,10 @@ def _aggregate(group: Group, lines: Sequence[tuple[Floats, Floats]], diverged: S
 
 
 def _make_grid(axes: Sequence[Floats], first: float, last: float, points: int) -> Floats:
-    """Return all points of the runs if they are few, between which every curve is straight, else evenly spaced ones."""
+    """Return all points of the runs, between which each curve is straight, or evenly spaced ones if they are too many."""
     if len(axes[0]) <= points and all(np.array_equal(axis, axes[0]) for axis in axes):
         return axes[0]
-    last = max(first, last)
-    union = np.unique(np.concatenate([[first, last], *axes]))
+    union = np.unique(np.concatenate(axes))
     inside = union[(union >= first) & (union <= last)]
     return inside if len(inside) <= points else np.linspace(first, last, points)
 

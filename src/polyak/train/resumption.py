@@ -12,7 +12,7 @@ from polyak.core.checks import check_integer
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.types import Agent, Callback, Env, HostEnv
 from polyak.core.warn import warn
-from polyak.loops.agent_check import check_callbacks
+from polyak.loops.agent_check import check_callbacks, check_should_stop
 from polyak.loops.compiled_loop import start_compiled
 from polyak.loops.host_actor import acts_in_numpy
 from polyak.loops.host_loop import as_host_env, reset
@@ -91,6 +91,7 @@ def resume(
         StoppedBeforeStart: a stop was requested before workers had started, or before learners had saved a checkpoint.
     """
     check_callbacks("polyak.resume", callbacks)
+    check_should_stop("polyak.resume", should_stop)
     check_integer("polyak.resume", "env_steps", env_steps, optional=True)
     check_integer("polyak.resume", "eval_episodes", eval_episodes, at_least=0, optional=True)
     with open_run(run_dir, write=True) as run, cached_programs(compilation_cache):

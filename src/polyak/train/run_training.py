@@ -7,7 +7,7 @@ from polyak.train.display import Screen
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.learners import train_with_learners
 from polyak.train.result import Result
-from polyak.train.training import Training, finish, name_interrupt, record_stop, train_here, without_open_evaluation
+from polyak.train.training import Training, finish, name_interrupt, record_stop, train_here, without_final_evaluation
 
 
 def run_training(
@@ -18,12 +18,19 @@ def run_training(
     Raises:
         StoppedBeforeStart: a stop was requested before workers had started, or before learners had saved a checkpoint.
     """
+    return run_until_interrupt(training, callbacks=callbacks, progress=progress, should_stop=should_stop)[0]
+
+
+def run_until_interrupt(
+    training: Training, *, callbacks: Sequence[Callback], progress: bool, should_stop: Callable[[], bool]
+) -> tuple[Result, bool]:
+    """The result of `run_training`, and whether there was a Ctrl-C, which may have come in the last iteration."""
     console = Screen(quiet=not progress)
     with training:
         with catch_interrupt() as interrupt, record_stop([training], lambda: interrupt.name):
             result = train_run(training, console, callbacks, lambda: interrupt.received or should_stop())
-        training = without_open_evaluation(training, result) if interrupt.received else training
-        return finish(training, name_interrupt(result, interrupt), console)
+        training = without_final_evaluation(training, result) if interrupt.received else training
+        return finish(training, name_interrupt(result, interrupt), console), interrupt.received
 
 
 def train_run(training: Training, console: Screen, callbacks: Sequence[Callback], should_stop: Callable[[], bool]) -> Result:

@@ -24,7 +24,7 @@ from polyak.train.display import Screen, SeedReports, show_progress
 from polyak.train.interrupt import catch_interrupt
 from polyak.train.new_training import make_agent, prepare, temporary_envs
 from polyak.train.result import Result
-from polyak.train.run_training import run_training
+from polyak.train.run_training import run_until_interrupt
 from polyak.train.settings import SeedSettings, TrainSettings, runs_seeds_with, settings_from
 from polyak.train.summary import make_summary, seed_table
 from polyak.train.tracking import tracked
@@ -38,7 +38,7 @@ from polyak.train.training import (
     record_failure,
     save_last,
     with_evaluations,
-    without_open_evaluation,
+    without_final_evaluation,
 )
 from polyak.train.video_callback import check_videos, periodic_video
 
@@ -152,8 +152,10 @@ def _train_sequentially(
     results: list[Result] = []
     for i, (training, seed_callbacks) in enumerate(zip(trainings, callbacks, strict=True)):
         training = label_seed(training, i, len(callbacks))
-        results.append(run_training(training, callbacks=seed_callbacks, progress=not console.quiet, should_stop=should_stop))
-        if results[-1].stopped in ("interrupt", "request"):
+        options: Any = {"callbacks": seed_callbacks, "progress": not console.quiet, "should_stop": should_stop}
+        result, is_interrupted = run_until_interrupt(training, **options)
+        results.append(result)
+        if is_interrupted or result.stopped == "request":
             break
     return results
 
@@ -173,7 +175,7 @@ def _train_in_parallel(
             if result.diagnosis is not None:
                 console.print_line(f"seed {result.config.seed} diverged: {result.diagnosis}")
         if interrupt.received:  # Some seeds may have finished before the signal.
-            prepared = list(map(without_open_evaluation, prepared, results))
+            prepared = list(map(without_final_evaluation, prepared, results))
         return [
             finish(training, name_interrupt(result, interrupt), console)
             for training, result in zip(prepared, results, strict=True)

@@ -16,7 +16,7 @@ from polyak.core.checks import check_choice, check_integer, check_key
 from polyak.core.docstrings import attribute_texts, entries, with_inherited
 from polyak.core.types import Agent, Callback, Env, HostEnv, State
 from polyak.data.data_set import DataSet
-from polyak.loops.agent_check import check_callbacks
+from polyak.loops.agent_check import check_callbacks, check_should_stop
 from polyak.loops.host_replay import ReplayOn
 from polyak.loops.loop import LoopState, Target
 from polyak.runs import MAX_EVALUATION_STEPS, check_seed
@@ -76,8 +76,7 @@ class CommonSettings:
             raise ValueError(f"{self.owner}: run_dir must be a directory or None, got an empty name")
         if not isinstance(self.settings, Mapping | None):
             raise TypeError(f"{self.owner}: settings must be a dict or None, got {self.settings!r:.80}")
-        if not callable(self.should_stop):
-            raise TypeError(f"{self.owner}: should_stop must be a function without arguments, got {self.should_stop!r:.80}")
+        check_should_stop(self.owner, self.should_stop)
         check_integer(self.owner, "eval_max_steps", self.eval_max_steps)
         if self.track is not None:
             check_choice(self.owner, "track", self.track, NAMES)

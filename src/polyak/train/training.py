@@ -168,11 +168,12 @@ def join_callbacks(
         return lambda progress, *rest: callback(dataclasses.replace(progress, **known), *rest)
 
     written = writers(run, config, training.start) if run else [_recorder(training.history)]
-    warn_of_missing = _warn_of_missing_info(config.env_options.get("info_metrics", ()))
-    return [note, warn_of_missing, *periodic, *map(wrap, callbacks), display, *written]
+    # Episodes from before a resumption may have reported what those since then have not yet.
+    info_metrics = () if training.start.env_steps else config.env_options.get("info_metrics", ())
+    return [note, _missing_info_callback(info_metrics), *periodic, *map(wrap, callbacks), display, *written]
 
 
-def _warn_of_missing_info(names: Sequence[str]) -> Callback:
+def _missing_info_callback(names: Sequence[str]) -> Callback:
     """A callback that warns once, after the first episode, of `info_metrics` that no step has reported."""
     missing = {f"env/{name}": name for name in names}
 
@@ -180,7 +181,8 @@ def _warn_of_missing_info(names: Sequence[str]) -> Callback:
         for tag in missing.keys() & metrics.keys():
             del missing[tag]
         if missing and RETURN in metrics:
-            warn(f"train: info_metrics: no info has had {', '.join(map(repr, missing.values()))} so far")
+            unknown = ", ".join(map(repr, missing.values()))
+            warn(f"train: info_metrics has {unknown}, which no info of the environment has so far")
             missing.clear()
 
     return check
@@ -379,8 +381,8 @@ def is_evaluated(training: Training, env_steps: int) -> bool:
     return has_trained and config.eval_every is not None and config.eval_episodes == training.eval_episodes
 
 
-def without_open_evaluation(training: Training, result: Result) -> Training:
-    """Return the training with no evaluation at its end, unless the periodic evaluation has done it."""
+def without_final_evaluation(training: Training, result: Result) -> Training:
+    """Return the training without the evaluation at its end, if that is still to come."""
     env_steps = result.progress.env_steps
     has_evaluation = is_evaluated(training, env_steps) and env_steps in result.evaluations
     is_open = result.stopped is None and training.eval_episodes > 0 and not has_evaluation

@@ -114,7 +114,7 @@ def train_asynchronously(
             partial(halves.receive, max_staleness=options.max_staleness, max_bad=options.max_bad), donate_argnums=(0, 1)
         )
         pushes.pull(state)
-        pushes.wait(should_stop)  # for workers that compile
+        pushes.wait(lambda: should_stop() or reporter.env_steps >= env_steps)  # for workers that compile
     stopped, report_at, since_report = None, target.next_report(env_steps_done), dict[str, Any]()
     while reporter.env_steps < env_steps and stopped is None:
         with reporter.training():
