@@ -235,8 +235,8 @@ MUTATIONS = (
     ),
     Mutation(
         "agents/impala.py",
-        "log_rho = log_probs(model, new.rollout, new.params) - log_probs(model, new.rollout, behaviour_params)",
-        "log_rho = log_probs(model, new.rollout, behaviour_params) - log_probs(model, new.rollout, new.params)",
+        "log_rho = log_probs(model, new.rollout, new.params) - log_probs(model, old.rollout, old.params)",
+        "log_rho = log_probs(model, old.rollout, old.params) - log_probs(model, new.rollout, new.params)",
         ("agents/test_on_policy.py::test_terms_and_gradient_are_those_of_a_slow_numpy_version",),
     ),
     Mutation(

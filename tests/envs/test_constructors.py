@@ -149,7 +149,7 @@ def test_a_function_a_class_and_an_environment_are_taken():
             "make: drop_unsupported_obs must be True, False or None, got 'yes'",
         ),
         ({"id": "no_such_module_x:Env-v0"}, ImportError, "needs the module 'no_such_module_x': No"),
-        ({"id": "tests.envs.toys:Tree"}, ValueError, "registers no such .* class .* is --env tests.envs.toys:Tree"),
+        ({"id": "tests.envs.toys:Tree"}, ValueError, "registers no such .*; pass .* itself, or --env tests.envs.toys:Tree"),
         ({"id": 5}, TypeError, "id must be a name, .*got int"),
         ({"id": None}, TypeError, "got NoneType"),
         ({"id": "CartPole-v1", "num_envs": 0}, ValueError, r"num_envs must be an integer in \[1, 65536\], got 0"),

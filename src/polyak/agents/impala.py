@@ -72,9 +72,10 @@ class IMPALA(PolicyGradientAgent):
         """Compute the gradients of the loss of a rollout, with V-trace; see `PolicyGradientAgent.gradients`."""
         new, model = self.evaluate(state, rollout, weights), self._model
         behaviour_params, _ = outputs_in_info(new.rollout, new.value, "IMPALA")
+        old = dataclasses.replace(new, params=behaviour_params)
 
         # log π(a|s) - log μ(a|s)
-        log_rho = log_probs(model, new.rollout, new.params) - log_probs(model, new.rollout, behaviour_params)
+        log_rho = log_probs(model, new.rollout, new.params) - log_probs(model, old.rollout, old.params)
         value_target, advantage = vtrace(
             log_rho,
             new.reward,
@@ -90,5 +91,5 @@ class IMPALA(PolicyGradientAgent):
         rho = jnp.minimum(self.rho_clip, jnp.exp(log_rho))
         intrinsic_advantage = None if intrinsic_advantage is None else rho * intrinsic_advantage
         mean_rho, _ = masked_mean_and_variance(rho, new.weight, axis_name)
-        old, terms = dataclasses.replace(new, params=behaviour_params), {"rho": mean_rho}
+        terms = {"rho": mean_rho}
         return self._gradients_and_summary(state, old, advantage, value_target, intrinsic_advantage, axis_name, terms)

@@ -40,7 +40,7 @@ def check_number(
     """
     if isinstance(value, jax.core.Tracer) or (optional and value is None):
         return
-    others = "".join(f" or {other}" for other in (or_else, "None" if optional and name[:2] != "--" else "") if other)
+    others = "".join(f" or {other}" for other in (or_else, "None" if optional and not name.startswith("--") else "") if other)
     wanted = _interval(at_least, at_most, above) + others
     if isinstance(value, bool | np.ma.MaskedArray) or not isinstance(value, int | float | np.number | np.ndarray | jax.Array):
         raise TypeError(f"{owner}: {name} must be a number {wanted}, got {value!r}")
@@ -73,7 +73,7 @@ def check_integer(
     if optional and value is None:
         return
     bounds = f">= {at_least}" if at_most is None else f"in [{at_least}, {at_most}]"
-    expected = f"an integer {bounds}{' or None' if optional and name[:2] != '--' else ''}"
+    expected = f"an integer {bounds}{' or None' if optional and not name.startswith('--') else ''}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name} must be {expected}, got {value!r}")
     if value < at_least or (at_most is not None and value > at_most):

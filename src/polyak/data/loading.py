@@ -53,9 +53,9 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any], *, spec: EnvSpec | 
     text = os.fspath(source)
     if text.startswith(MINARI):
         return read_minari("data.load", text.removeprefix(MINARI), spec)
-    path = Path(text)
     if not text:
         raise ValueError("data.load: source must be 'minari:NAME', a path or arrays by name, got an empty path")
+    path = Path(text)
     if path.is_dir():
         if (path / "data").is_dir():
             raise ValueError(f"data.load: {path} is no run directory; Minari's data sets are 'minari:NAME'")

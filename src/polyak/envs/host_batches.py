@@ -242,7 +242,7 @@ def _find_spec(id: str, import_modules: bool) -> Any:
         hint = "".join(f"did you mean {other!r}? " for other in near)
         if module:
             hint += f"{module!r} registers no such environment"
-            hint += f"; your own class or function is --env {id} of polyak train" if name.isidentifier() else ""
+            hint += f"; pass your own class or function itself, or --env {id} to polyak train" if name.isidentifier() else ""
         else:
             hint += f"if another package registers it, write 'package:{name}'"
         if name in gymnasium.registry:  # An older name of the ALE, which `names` has registered.

@@ -152,8 +152,9 @@ def _train_sequentially(
     results: list[Result] = []
     for i, (training, seed_callbacks) in enumerate(zip(trainings, callbacks, strict=True)):
         training = label_seed(training, i, len(callbacks))
-        options: Any = {"callbacks": seed_callbacks, "progress": not console.quiet, "should_stop": should_stop}
-        result, is_interrupted = run_until_interrupt(training, **options)
+        result, is_interrupted = run_until_interrupt(
+            training, callbacks=seed_callbacks, progress=not console.quiet, should_stop=should_stop
+        )
         results.append(result)
         if is_interrupted or result.stopped == "request":
             break
