@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.core.spaces import Box, Discrete
+from polyak.learning.rollout_batch import Batch
+from polyak.ops.distributions import Categorical
+from polyak.ops.schedules import StepCount
 from tests.replay.streams import filled_with, stream
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/extend-agent.md").read_text()
@@ -21,9 +25,23 @@ def page():
     """The names that the page defines, without its trainings."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}
-    for block in (blocks[0], blocks[2].partition("\n\n\ncartpole =")[0], blocks[3].partition("\n\n\nppo =")[0]):
-        exec(compile(block, "extend-agent.md", "exec"), names)
+    for text in ("ConservativeSAC", "SPO", "MixedStepReplay", "Novelty"):
+        block = next(block for block in blocks if f"class {text}(" in block)
+        exec(compile(re.split(r"\n\n\n(?:balance|cartpole|ppo) =", block)[0], "extend-agent.md", "exec"), names)
     return names
+
+
+def test_another_surrogate_takes_the_place_of_the_clipped_one(page):
+    spec = polyak.EnvSpec(Box([-1.0], [1.0]), Discrete(2))
+    ratio, advantage, zero = jnp.array([0.5, 1.5, 1.0]), jnp.array([2.0, -1.0, 3.0]), jnp.zeros(3)
+    agent = page["SPO"](spec, polyak.MLP((8,)), clip_range=0.25, vf_coef=0.0)
+    action, weight, old = jnp.zeros(3, jnp.int32), jnp.array([0.5, 0.25, 0.25]), -jnp.log(2.0) - jnp.log(ratio)
+    batch = Batch(zero[:, None], action, None, jnp.zeros((3, 2)), old, zero, advantage, zero, weight, None, ())
+    distribution = Categorical(jnp.zeros((3, 2)))
+    loss, terms = jax.jit(agent.clipped_loss)(distribution, zero, batch, StepCount.of(0))
+    # |A| (ρ - 1)² / 2ε - ρ A
+    wanted = 0.5 * (1.0 - 1.0) + 0.25 * (0.5 + 1.5) + 0.25 * (0.0 - 3.0)
+    np.testing.assert_allclose([loss, terms["policy_gradient_loss"]], wanted, rtol=1e-6)
 
 
 def test_mixed_steps_sum_as_many_rewards_and_each_number_is_as_frequent(page):
@@ -64,5 +82,5 @@ def test_without_a_coefficient_an_agent_with_an_intrinsic_reward_is_the_agent_it
 
 
 def test_the_agent_around_an_agent_has_at_most_120_lines(page):
-    text = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[3].partition("\n\n\nppo =")[0]
+    text = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1].partition("\n\n\nppo =")[0]
     assert len(text.splitlines()) <= 120

@@ -266,16 +266,11 @@ class PPO(OnPolicyAgent):
         """
         log_prob, old_log_prob = distribution.log_prob(batch.action), batch.log_prob
 
-        # Policy: -min(ρ A, clip(ρ, 1-ε, 1+ε) A)
-        bound = self.clip_log_prob
-        new_log_prob = log_prob if bound is None else jnp.clip(log_prob, -bound, bound)
+        # Policy: see `policy_loss`
         samples = {"ratio": losses.probability_ratio(log_prob, old_log_prob)}
-        if self.clip_range is None:
-            samples["policy_gradient_loss"] = losses.surrogate(new_log_prob, old_log_prob, batch.advantage)
-        else:
-            clip_range = value_at(self.clip_range, env_steps)
-            samples["policy_gradient_loss"] = losses.clipped_surrogate(new_log_prob, old_log_prob, batch.advantage, clip_range)
-            samples["clip_fraction"] = losses.clip_fraction(log_prob, old_log_prob, clip_range)
+        samples["policy_gradient_loss"] = self.policy_loss(log_prob, batch, env_steps)
+        if self.clip_range is not None:
+            samples["clip_fraction"] = losses.clip_fraction(log_prob, old_log_prob, value_at(self.clip_range, env_steps))
         samples["approx_kl"] = losses.approx_kl(log_prob, old_log_prob)
 
         # Value: (V - V̂)²
@@ -289,6 +284,19 @@ class PPO(OnPolicyAgent):
         terms = {name: losses.weighted_sum(x, batch.weight) for name, x in samples.items()}
         loss = terms["policy_gradient_loss"] + self.vf_coef * terms["value_loss"] + self.ent_coef * terms["entropy_loss"]
         return loss, terms
+
+    def policy_loss(self, log_prob: Float[Array, "*N"], batch: Batch, env_steps: StepCount) -> Float[Array, "*N"]:
+        """Compute -min(ρ A, clip(ρ, 1-ε, 1+ε) A) of each sample, or -ρ A without `clip_range`.
+
+        Args:
+            log_prob: log π_θ(a|s); `batch.log_prob` is log π_old(a|s).
+            env_steps: for schedules.
+        """
+        bound = self.clip_log_prob
+        log_prob = log_prob if bound is None else jnp.clip(log_prob, -bound, bound)
+        if self.clip_range is None:
+            return losses.surrogate(log_prob, batch.log_prob, batch.advantage)
+        return losses.clipped_surrogate(log_prob, batch.log_prob, batch.advantage, value_at(self.clip_range, env_steps))
 
     def _check_divides(self, num_steps: int, num_envs: int) -> None:
         sizes, sequences = (num_steps, num_envs, self.num_minibatches), self._model.is_recurrent
