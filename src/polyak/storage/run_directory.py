@@ -245,6 +245,17 @@ class Run:
         append_row(self.metrics, row)
 
 
+def run_path(directory: str | os.PathLike[str]) -> Path:
+    """Return the path of a directory of runs.
+
+    Raises:
+        RunError: the name is empty, whose path would be the working directory.
+    """
+    if not os.fspath(directory):
+        raise RunError("the name of a run directory must not be empty")
+    return Path(directory)
+
+
 def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
     """Create a run directory, for the owner only (0700), and lock it for writing.
 
@@ -261,9 +272,7 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
         TypeError: `config` is not JSON data.
         ValueError: `config` holds a bare NaN or infinity.
     """
-    path = Path(directory)
-    if not os.fspath(directory):
-        raise RunError("the name of a run directory must not be empty")
+    path = run_path(directory)
     dump_json(dict(config), CONFIG)
     _check_vacant(path)
     make_directory(path)
@@ -330,11 +339,11 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     Raises:
         RunError: the directory has no run, or has links; or another process, which the message names, is writing.
     """
-    path = Path(directory)
+    path = run_path(directory)
     # Not by pathlib, which raises for names that are too long.
-    if not os.path.isdir(directory):  # not `path`, as the path of an empty name is the working directory
-        why = "not a directory" if os.path.exists(directory) else "there is no such directory"
-        raise RunError(f"{os.fspath(directory) or repr('')}: {why}; a run was expected")
+    if not os.path.isdir(path):
+        why = "not a directory" if os.path.exists(path) else "there is no such directory"
+        raise RunError(f"{path}: {why}; a run was expected")
     if not os.path.lexists(path / CONFIG):
         if path.parent.name == CHECKPOINTS and os.path.lexists(path.parent.parent / CONFIG):
             raise RunError(
