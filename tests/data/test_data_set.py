@@ -163,6 +163,17 @@ def test_transitions_of_a_replay_are_those_of_the_data(data):
     assert {tuple(np.round(x, 4)) for x in got} == {tuple(np.round(x, 4)) for x in exact}
 
 
+def test_a_rollout_for_another_environment_is_an_error(data):
+    data.rollout(EnvSpec(Box([-np.inf] * 2, [np.inf] * 2), SPEC.action))  # bounds of observations may differ
+    for other in (
+        EnvSpec(SPEC.obs, Discrete(5)),
+        EnvSpec(SPEC.obs, Box([-1.0], [1.0])),
+        EnvSpec(Box([0.0], [1.0]), SPEC.action),
+    ):
+        with pytest.raises(ValueError, match=r"DataSet.rollout: the data set 'arrays' is of another environment: (action|obs)"):
+            data.rollout(other)
+
+
 def test_discrete_actions_count_from_the_environments_start():
     spec = EnvSpec(Box([-1.0], [1.0]), Discrete(3, start=2))
     arrays = {"observations": np.zeros((2, 1)), "actions": [2, 4], "rewards": [0.0, 1.0], "terminals": [0, 1]}

@@ -10,10 +10,9 @@ import numpy.typing as npt
 from polyak.core.resolution import LEAST, find_changes
 from polyak.core.space_check import FLOAT32_MAX, ArraySpec, obs_specs, range_error, read_leaves, to_array
 from polyak.core.spaces import Box, Dict, Discrete, EnvSpec, Leaf, MultiDiscrete, Space, Tuple, leaf_keys, map_space, unflatten
-from polyak.core.spec_difference import difference
 from polyak.core.types import PyTree
 from polyak.core.warn import warn
-from polyak.data.data_set import DataSet
+from polyak.data.data_set import DataSet, same_spaces
 
 # Of actions that were computed in float32, relative to the bound where that is above 1.
 ROUNDING = 1e-5
@@ -209,37 +208,6 @@ def check_spaces(owner: str, data: DataSet, spec: EnvSpec) -> DataSet:
     if log_prob is not None:
         log_prob = read_log_prob(f"{source}: log_probs", spec, log_prob, len(data.reward)).astype(np.float32, copy=False)
     return dataclasses.replace(checked, log_prob=log_prob, has_beginning=data.has_beginning)
-
-
-def same_spaces(owner: str, stored: EnvSpec, spec: EnvSpec | None, name: str) -> EnvSpec:
-    """The spec, after a check that data with a stored spec are of such an environment; None is the stored one.
-
-    Bounds of observations may differ, as libraries state them differently.
-
-    Raises:
-        ValueError: the data are of another environment; the message has the first difference.
-    """
-    if spec is None:
-        return stored
-    wanted, got = (dataclasses.replace(x, obs=_without_bounds(x.obs), action_scaling="clip", id="") for x in (spec, stored))
-    if mismatch := difference(wanted, got):
-        raise ValueError(
-            f"{owner}: the data set {name!r} is of another environment: {mismatch[0]} is {mismatch[2]}, of "
-            f"{spec.id or 'the spec'} {mismatch[1]}"
-        )
-    return dataclasses.replace(spec, id=spec.id or stored.id)
-
-
-def _without_bounds(space: Space) -> Space:
-    match space:
-        case Dict():
-            return Dict({name: _without_bounds(part) for name, part in space.spaces.items()})
-        case Tuple():
-            return Tuple(tuple(map(_without_bounds, space.spaces)))
-        case Box() if space.dtype.kind == "f":
-            return Box(-np.inf, np.inf, space.shape, np.float32)
-        case _:
-            return space
 
 
 def infer_spec(owner: str, obs: Mapping[str, Any] | Any, action: Any, name: str) -> EnvSpec:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from polyak.core.checks import check_integer, check_number
 from polyak.core.printing import format_number, text_of
-from polyak.core.spaces import EnvSpec
+from polyak.core.spaces import Box, Dict, EnvSpec, Space, Tuple
+from polyak.core.spec_difference import difference
 from polyak.core.types import PyTree, Rollout, TimeStep
 
 NUMBERS_AT_ONCE = 2**20
@@ -225,7 +226,8 @@ class DataSet:
                 shortest.
 
         Raises:
-            ValueError: there are fewer episodes than streams, or streams shorter than `num_steps`.
+            ValueError: there are fewer episodes than streams, or streams shorter than `num_steps`; or `spec` is of another
+                environment.
         """
         for name, value in (("num_envs", num_envs), ("num_steps", num_steps)):
             check_integer("DataSet.rollout", name, value)
@@ -237,6 +239,8 @@ class DataSet:
                 f"DataSet.rollout: each of num_envs={num_envs} needs num_steps={num_steps} transitions, the shortest has "
                 f"{max(0, min(map(len, streams)) - 1)}; use fewer environments"
             )
+        if self.has_spaces:
+            spec = same_spaces("DataSet.rollout", self.spec, spec, self.name)
         time_steps, actions = self._rows(self.spec if spec is None else spec)
         if num_envs == 1 and total < len(streams[0]):
             # A view: a copy of images would take as much memory as the data.
@@ -302,3 +306,34 @@ def _streams(lengths: npt.NDArray[np.int64], num_envs: int) -> list[npt.NDArray[
         totals[shortest] += length
     starts = np.cumsum(lengths) - lengths
     return [_ranges(starts[numbers], lengths[numbers]) if numbers else np.zeros(0, np.int64) for numbers in members]
+
+
+def same_spaces(owner: str, stored: EnvSpec, spec: EnvSpec | None, name: str) -> EnvSpec:
+    """The spec, after a check that data with a stored spec are of such an environment; None is the stored one.
+
+    Bounds of observations may differ, as libraries state them differently.
+
+    Raises:
+        ValueError: the data are of another environment; the message has the first difference.
+    """
+    if spec is None:
+        return stored
+    wanted, got = (dataclasses.replace(x, obs=_without_bounds(x.obs), action_scaling="clip", id="") for x in (spec, stored))
+    if mismatch := difference(wanted, got):
+        raise ValueError(
+            f"{owner}: the data set {name!r} is of another environment: {mismatch[0]} is {mismatch[2]}, of "
+            f"{spec.id or 'the spec'} {mismatch[1]}"
+        )
+    return dataclasses.replace(spec, id=spec.id or stored.id)
+
+
+def _without_bounds(space: Space) -> Space:
+    match space:
+        case Dict():
+            return Dict({name: _without_bounds(part) for name, part in space.spaces.items()})
+        case Tuple():
+            return Tuple(tuple(map(_without_bounds, space.spaces)))
+        case Box() if space.dtype.kind == "f":
+            return Box(-np.inf, np.inf, space.shape, np.float32)
+        case _:
+            return space

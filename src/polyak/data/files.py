@@ -27,8 +27,8 @@ from polyak.data.arrays import (
     from_arrays,
     warn_of_unread,
 )
-from polyak.data.content import native_action_specs, same_spaces
-from polyak.data.data_set import DataSet
+from polyak.data.content import native_action_specs
+from polyak.data.data_set import DataSet, same_spaces
 from polyak.loops.replay_memory import available_memory
 from polyak.storage.config import SPEC_CLASSES, ConfigError, from_json, to_json
 from polyak.storage.files import dump_json, open_regular, parse_json, write_file

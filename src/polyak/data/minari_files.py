@@ -16,10 +16,9 @@ from polyak.data.content import (
     read_action,
     read_obs,
     read_reward,
-    same_spaces,
     warn_of_lost_changes,
 )
-from polyak.data.data_set import DataSet
+from polyak.data.data_set import DataSet, same_spaces
 from polyak.data.files import list_arrays, name_damage
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from polyak.core.spaces import EnvSpec
 from polyak.core.types import HasReplay
 from polyak.data.arrays import insert_final
-from polyak.data.content import create_data_set, same_spaces
-from polyak.data.data_set import DataSet
+from polyak.data.content import create_data_set
+from polyak.data.data_set import DataSet, same_spaces
 from polyak.replay.hindsight import HindsightReplay
 from polyak.replay.mixed import MixedReplay
 from polyak.replay.prioritized import PrioritizedReplay
