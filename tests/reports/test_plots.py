@@ -40,6 +40,16 @@ def test_each_environment_and_tag_has_a_panel_with_a_curve_and_a_band_for_each_g
     assert figure.get_figwidth() == pytest.approx(100 / 25.4)
 
 
+def test_markers_at_the_ends_of_a_narrow_panel_are_not_cut(runs):
+    figure = polyak.plot(runs, width=90)
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        line = axes.lines[0]
+        radius = (line.get_markersize() + line.get_markeredgewidth()) / 2 * figure.dpi / 72
+        first, last = axes.transData.transform(line.get_xydata()[[0, -1]])[:, 0]
+        assert axes.bbox.x0 + radius < first and last < axes.bbox.x1 - radius
+
+
 def test_curves_differ_without_their_colors(tmp_path):
     for number in range(24):
         write_run(tmp_path / str(number), linear_rows(3), agent={"gamma": number / 100})

@@ -148,7 +148,7 @@ def _draw_panel(axes: Axes, panel: Curves, env: str, styles: dict[str, int], tit
     axes.set_ylabel(NAMES.get(panel.tag, panel.tag))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     _label_x(axes, panel.x, unit, unit_of(record for curve in curves for record in curve.group.records))
-    axes.margins(x=0.01)
+    axes.margins(x=0.03)  # not to cut the first and last marker of narrow panels
 
 
 def _label_x(axes: Axes, x: XAxis, unit: str, steps: str) -> None:
