@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from polyak.cli.flags import UsageError, field_names, field_types, set_flags
 from polyak.cli.user_flags import UserFlags
@@ -49,8 +49,10 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
         items = value if isinstance(value, list) else [value]
         # A list is several arguments, of which none may be a flag.
         is_flag = len(items) > 1 and any(str(item).startswith("-") for item in items)
-        if not items or is_flag or not all(isinstance(item, str | int | float) for item in items):
-            raise UsageError(f"--preset {file}: {name} must be a number, a text, a boolean or a list, got {value!r:.80}")
+        has_no_list = len(items) > 1 and not any(get_origin(option) is tuple for option in options)
+        if not items or is_flag or has_no_list or not all(isinstance(item, str | int | float) for item in items):
+            wanted = "a number or a text" if has_no_list else "a number, a text, a boolean or a list"
+            raise UsageError(f"--preset {file}: {name} must be {wanted}, got {value!r:.80}")
         # One argument, so that a negative number is no flag.
         found += [f"{flag}={items[0]}"] if len(items) == 1 else [flag, *map(str, items)]
     return found
