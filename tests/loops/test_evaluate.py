@@ -153,6 +153,11 @@ def test_invalid_numbers_are_rejected(unchecked, argument, wrong):
         evaluate(Constant(), ENV, **({"episodes": 5, "key": KEY} | {argument: wrong}))
 
 
+def test_should_stop_must_be_a_function(unchecked):
+    with pytest.raises(TypeError, match="evaluate: should_stop must be a function without arguments, got True"):
+        evaluate(Constant(), ENV, episodes=5, key=KEY, should_stop=True)
+
+
 def test_second_evaluation_compiles_nothing():
     events = []
     jax.monitoring.register_event_duration_secs_listener(

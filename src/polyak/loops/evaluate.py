@@ -20,7 +20,7 @@ from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments
 from polyak.core.tags import RETURN, SUCCESS
 from polyak.core.types import Env, EpisodeRecord, HostEnv, Policy, PyTree, TimeStep
-from polyak.loops.agent_check import check_policy_methods
+from polyak.loops.agent_check import check_policy_methods, check_should_stop
 from polyak.loops.episodes import has_all_returns
 from polyak.loops.host_actor import make_actor
 from polyak.loops.jax_env_on_host import JaxEnvOnHost
@@ -127,8 +127,8 @@ def evaluate(
     check_made("evaluate", env)
     check_key("evaluate", key)
     check_integer("evaluate", "episodes", episodes)
-    if max_steps is not None:
-        check_integer("evaluate", "max_steps", max_steps)
+    check_integer("evaluate", "max_steps", max_steps, optional=True)
+    check_should_stop("evaluate", should_stop)
     check_spec("evaluate", getattr(policy, "spec", env.spec), env.spec, "policy")
     quota = np.full(env.num_envs, episodes // env.num_envs)
     quota[: episodes % env.num_envs] += 1
