@@ -38,7 +38,7 @@ def test_the_picture_is_that_of_python(runs, command, workdir):
         ("runs -oa.svg --output b.svg", "error: --output is set more than once"),
         ("runs -o=a.svg -o b.svg", "error: --output is set more than once"),
         ("runs -o a.svg --y train/loss=", "error: plot: unknown tag 'train/loss='"),
-        ("runs -o a.svg --y", "error: plot: y must be one tag or more, got none"),
+        ("runs -o a.svg --y", "error: plot: y must be one name or more, got ()"),
         ("runs -o a.svg --y train/los", "error: plot: unknown tag 'train/los'; did you mean 'train/loss'?"),
         ("runs -o a.svg --group-by seeds", "error: group_by: unknown setting 'seeds'; did you mean 'seed'?"),
         ("runs -o a.svg --width 5in --height 1mm", "error: plot: height must be from 30 to 1000 mm"),

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -104,6 +104,18 @@ class Curves:
     x: XAxis
     curves: Sequence[Curve]
     missing: Sequence[str] = field(default=())
+
+
+def as_names(argument: str, value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of tags or settings, of which an argument has one or several.
+
+    Raises:
+        ValueError: there is none, or the argument has something else.
+    """
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{argument} must be one name or more, got {value!r:.80}")
+    return names
 
 
 def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) -> list[Group]:

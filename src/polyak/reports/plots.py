@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from polyak.core.checks import check_choice
 from polyak.core.tags import RETURN
 from polyak.core.warn import warn
-from polyak.reports.curves import Curves, Group, Samples, XAxis, group_runs, make_curves, read_samples
+from polyak.reports.curves import Curves, Group, Samples, XAxis, as_names, group_runs, make_curves, read_samples
 from polyak.reports.records import RunRecord, check_tag
 from polyak.reports.tables import Runs, load_runs
 from polyak.storage.run_directory import RunError, is_run_file
@@ -70,12 +70,10 @@ def plot(
     check_output(output)
     check_choice("plot", "x", x, get_args(XAxis))
     size = (parse_length("width", width), None if height is None else parse_length("height", height))
-    tags = [y] if isinstance(y, str) else list(y)
-    if not tags:
-        raise ValueError("plot: y must be one tag or more, got none")
+    tags, groups_by = as_names("plot: y", y), None if group_by is None else as_names("plot: group_by", group_by)
     require_matplotlib()
     records = _collect_records(runs)
-    groups = group_runs(records, [group_by] if isinstance(group_by, str) else group_by)
+    groups = group_runs(records, groups_by)
     samples = read_samples(records, tags)
     for name, reason in samples.unreadable.items():
         warn(f"plot: {name} is left out: {reason}")

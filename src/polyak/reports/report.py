@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyak.reports.comparison_view import Choice, compare_runs, tags_to_read
-from polyak.reports.curves import read_samples
+from polyak.reports.curves import as_names, read_samples
 from polyak.reports.page import View, render_page, require_bokeh
 from polyak.reports.run_view import describe_run
 from polyak.reports.tables import Runs, load_runs
@@ -44,7 +44,7 @@ def report(
     if not runs:
         raise TypeError('report: needs a run; pass report("runs/pole")')
     require_bokeh()
-    found, groups = load_runs(*runs), (group_by,) if isinstance(group_by, str) else tuple(group_by or ())
+    found, groups = load_runs(*runs), () if group_by is None else as_names("report: group_by", group_by)
     path = Path(runs[0]) / REPORT if output is None else Path(output)
     if is_run_file(path) or path.is_dir():
         raise ValueError(f"report: output must be a separate file, not a directory or a file of the run, got {path}")
