@@ -163,13 +163,18 @@ def test_a_curve_of_one_point_has_a_marker(tmp_path):
     assert line.get_marker() == "o" and len(line.get_xdata()) == 1
 
 
-def test_an_output_that_cannot_be_written_is_an_error(runs, monkeypatch, tmp_path):
-    def full(path, data):
+def test_an_output_that_cannot_be_written_is_an_error_and_the_old_one_remains(runs, monkeypatch, tmp_path):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    polyak.plot(runs, output=tmp_path / "a.svg")
+    before = (tmp_path / "a.svg").read_bytes()
+    (tmp_path / "text").touch()
+    assert (tmp_path / "a.svg").stat().st_mode == (tmp_path / "text").stat().st_mode
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"plot: .*a.svg cannot be written: No space left on device"):
-        polyak.plot(runs, output=tmp_path / "a.svg")
+        polyak.plot(runs, y="eval/mean_reward", output=tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_bytes() == before and len(list(tmp_path.iterdir())) == 2
 
 
 def test_without_matplotlib_the_error_is_the_command_that_installs_it(runs, monkeypatch):

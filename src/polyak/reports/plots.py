@@ -13,6 +13,7 @@ from polyak.core.warn import warn
 from polyak.reports.curves import Curves, Group, Samples, XAxis, as_names, group_runs, make_curves, read_samples
 from polyak.reports.records import RunRecord, check_tag
 from polyak.reports.tables import Runs, load_runs
+from polyak.storage.files import write_file
 from polyak.storage.run_directory import RunError, is_run_file
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def draw(
         buffer = io.BytesIO()
         save_figure(figure, buffer, Path(output).suffix.lower()[1:])
         try:
-            Path(output).write_bytes(buffer.getvalue())
+            write_file(Path(output), buffer.getvalue(), shared=True, mode=0o666)
         except OSError as error:
             raise OSError(f"plot: {output} cannot be written: {error.strerror}") from error
     return figure

@@ -125,21 +125,22 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite_float
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file, readable by its owner only, and sync it to the disk at the end of the block."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+def new_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Create a file, by default readable by its owner only, and sync it to the disk at the end of the block."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
 
 
-def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
+def write_file(path: Path, data: bytes, *, shared: bool = False, mode: int = 0o600) -> None:
     """Replace a file atomically: a reader, or a kill at any moment, finds the old bytes or the new bytes.
 
     Args:
         shared: other processes may write the same file at the same time, so the temporary file gets a random name; such a file
             is left behind after a kill, whereas the next write reuses a fixed name.
+        mode: permissions, less the umask.
 
     Raises:
         OSError: for example, the disk is full; the old file is unchanged.
@@ -148,7 +149,7 @@ def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
     aside = path.with_name(f".{path.name}{own}.aside")
     aside.unlink(missing_ok=True)
     try:
-        with new_file(aside) as file:
+        with new_file(aside, mode) as file:
             file.write(data)
         os.replace(aside, path)
     except BaseException:
