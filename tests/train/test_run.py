@@ -708,6 +708,10 @@ def test_an_environment_in_jax_without_a_state_is_resumed():
             return state, dataclasses.replace(start, first=jax.numpy.zeros(2, bool), reward=jax.random.uniform(key, (2,)))
 
     first = train(Bandit(), env_steps=16)
+    with pytest.raises(ValueError, match="env_steps=15: resume_from has already done 16"):
+        train(Bandit(), env_steps=15, resume_from=first.loop_state, env_steps_done=16)
+    with pytest.raises(ValueError, match="env_steps_done must be an integer >= 0, got -16"):
+        train(Bandit(), env_steps=48, resume_from=first.loop_state, env_steps_done=-16)
     assert train(Bandit(), env_steps=48, resume_from=first.loop_state).progress.env_steps == 48
 
 

@@ -185,6 +185,9 @@ class TrainSettings(RunSettings):
             raise ValueError("train.run: run_dir must be None with resume_from; polyak.resume continues a run directory")
         if self.resume_from is None and self.env_steps_done != 0:
             raise ValueError(f"train.run: env_steps_done={self.env_steps_done!r:.80} needs resume_from")
+        check_integer("train.run", "env_steps_done", self.env_steps_done, at_least=0)
+        if self.env_steps < self.env_steps_done:
+            raise ValueError(f"train.run: env_steps={self.env_steps:,}: resume_from has already done {self.env_steps_done:,}")
         if self.data is None and self.data_share != TrainSettings.data_share:
             raise ValueError(f"train.run: data_share={self.data_share} needs data")
         if self.data is not None and self.resume_from is not None:
