@@ -28,7 +28,7 @@ from polyak.replay.returns import ReturnReplay
 from polyak.storage.checkpoint import restore
 from polyak.storage.config import SPEC_CLASSES, ConfigError, from_json, to_json
 from polyak.storage.progress import replay_path
-from polyak.storage.run_directory import BEST, CONFIG, Run, open_run
+from polyak.storage.run_directory import BEST, CONFIG, Run, RunError, open_run
 
 FORMAT = 4
 
@@ -295,10 +295,12 @@ def open_checkpoints(path: Path) -> tuple[Run, Path]:
     """Open a run; returns the run and the directory of its checkpoints, `RUN/checkpoints`, or `RUN/best` for this path.
 
     Raises:
-        RunError: the path is neither a run directory nor its subdirectory `best`.
+        RunError: the path is neither a run directory nor its subdirectory `best`, or the run has no best policy.
     """
     is_best = path.name == BEST and os.path.lexists(path.parent / CONFIG)
     run = open_run(path.parent if is_best else path)
+    if is_best and not os.path.lexists(run.best):
+        raise RunError(f"{run.best}: there is no best policy; evaluations during training (eval_every) save it")
     return run, run.best if is_best else run.checkpoints
 
 

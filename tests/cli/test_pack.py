@@ -141,7 +141,7 @@ def test_equal_runs_give_equal_files(run, packed, command):
         ("pack run -o a.tar", "output must end in .zip"),
         ("pack run -o nowhere/a.zip", "cannot be written"),
         ("pack run -o run/checkpoints/a.zip", "a file of a run"),
-        ("pack run --best -o a.zip", "no valid checkpoint"),
+        ("pack run --best -o a.zip", "best: there is no best policy; evaluations during training (eval_every) save it"),
         ("pack run -o a.zip --output b.zip", "more than once"),
     ],
 )
