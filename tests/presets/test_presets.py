@@ -50,6 +50,10 @@ def test_a_jax_environment_has_the_preset_of_the_same_task():
     assert preset("ppo", "jax/CartPole-v1") is preset("ppo", "CartPole-v1")
 
 
+def test_the_name_of_an_algorithm_is_of_any_case():
+    assert preset("PPO", "CartPole-v1") is PRESETS["ppo", "CartPole-v1"] and preset("Redq", "X-v0") is preset("redq", "X-v0")
+
+
 def test_minatar_in_numpy_has_the_preset_of_the_same_game_in_jax():
     game = PRESETS["pqn", "gymnax/Breakout-MinAtar"]
     assert preset("pqn", "MinAtar/Breakout-v1") is preset("pqn", "MinAtar/Breakout-v0") is game

@@ -84,7 +84,7 @@ def train_new_run(
         dispatch_synchronously()
         target, env_kwargs = env_maker(user, env_id)
         is_jax = is_in_jax(target)
-        if (own_loop := preset(algorithm, env_id).loop) != "auto":
+        if (own_loop := preset(algorithm or "", env_id).loop) != "auto":
             check_own_loop("polyak train", algorithm, flags.loop, own_loop, is_jax=is_jax)
         workers = _workers(flags)
         loop = _choose_loop(env_id, flags.loop, workers, is_jax=is_jax)

@@ -99,7 +99,7 @@ def preset(algorithm: str, env_id: str) -> Preset:
     Equal tasks share a preset: `jax/CartPole-v1` and `CartPole-v1`, `MinAtar/Breakout-v1` and `gymnax/Breakout-MinAtar`. All
     Atari games share one preset. A `module:` before the name is ignored.
     """
-    name = env_id.rpartition(":")[2].removeprefix("jax/")
+    algorithm, name = algorithm.lower(), env_id.rpartition(":")[2].removeprefix("jax/")
     if name.startswith("ALE/"):
         name = "ALE/..."
     elif name.startswith("MinAtar/"):

@@ -127,7 +127,7 @@ def _choose_workers(agent: Any, env: Any, loop: Any, workers: int | Workers | No
     """
     _check_order(agent, env)
     check_choice("train.run", "loop", loop, ("auto", *LOOPS))
-    defaults = preset(agent.lower() if isinstance(agent, str) else "", str(env))
+    defaults = preset(agent if isinstance(agent, str) else "", str(env))
     loop = defaults.loop if loop == "auto" else loop
     if defaults.loop != "auto":
         check_own_loop("train.run", agent, loop, defaults.loop, is_jax=is_in_jax(env))
@@ -241,7 +241,7 @@ def make_agent(
         made = with_goals(agent, spec.goals)
     else:
         task = source.id if source is not None and isinstance(source.id, str) else spec.id
-        made = known_class(owner, agent)(spec=spec, **preset(agent.lower(), task).settings(env_steps, settings))
+        made = known_class(owner, agent)(spec=spec, **preset(agent, task).settings(env_steps, settings))
     check_single_numbers(owner, made)
     return made
 

@@ -127,7 +127,7 @@ def _check_seeds(seeds: Any, agent: Any, env: Any, callbacks: Any) -> list[int]:
     """Return the list of seeds, after checks that only several seeds need; an integer n means 0, ..., n - 1."""
     if not callable(callbacks):
         raise TypeError(f"train.run_seeds: callbacks must be a function of the seed that returns a list, got {callbacks!r:.80}")
-    if isinstance(agent, str) and preset(agent.lower(), str(env)).loop != "auto":
+    if isinstance(agent, str) and preset(agent, str(env)).loop != "auto":
         raise ValueError(f"train.run_seeds: {agent} trains with workers, which are of one run; call train.run for each seed")
     if isinstance(seeds, int):
         check_integer("train.run_seeds", "seeds", seeds)
