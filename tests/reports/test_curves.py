@@ -44,6 +44,13 @@ def test_groups_are_in_the_order_of_numbers(tmp_path):
     assert [group.settings["rate"] for group in by_kind] == 3 * [0.0003, 0.001, 0.01, 1]
 
 
+def test_groups_whose_settings_are_close_have_different_labels(tmp_path):
+    for number, steps in enumerate([1_000_000.0, 1_000_024.0]):
+        write_run(tmp_path / str(number), linear_rows(3), agent={"learning_rate.env_steps": steps})
+    groups = group_runs(polyak.load_runs(tmp_path).records)
+    assert [group.label for group in groups] == ["learning_rate.env_steps=1000000", "learning_rate.env_steps=1000024"]
+
+
 def test_runs_are_grouped_by_chosen_settings(tmp_path):
     for number, (algorithm, gamma, rate) in enumerate([("ppo", 0.9, 1), ("ppo", 0.9, 2), ("dqn", 0.9, 1), ("dqn", 0.8, 1)]):
         write_run(tmp_path / str(number), algorithm=algorithm, agent={"gamma": gamma, "rate": rate})

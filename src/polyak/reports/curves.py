@@ -298,4 +298,5 @@ def _make_grid(axes: Sequence[Floats], first: float, last: float, points: int) -
 
 
 def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    # Groups with equal labels would be one: these digits tell apart the lengths of schedules, and float32 from float64.
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
