@@ -532,6 +532,11 @@ def test_a_result_is_saved_and_resumed_from_there(directory, unchecked):
         half.save("saved")
 
 
+def test_a_result_with_a_run_directory_is_saved_with_its_metrics(directory):
+    train(jax_env(), run_dir="run").save("saved")
+    assert polyak.load_run("saved").metrics["env_steps"].tolist() == polyak.load_run("run").metrics["env_steps"].tolist() != []
+
+
 @pytest.mark.slow
 def test_a_key_without_a_seed_is_kept_in_the_checkpoint(directory):
     env = jax_env()

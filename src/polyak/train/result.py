@@ -21,7 +21,7 @@ from polyak.runs import RunConfig, check_seed
 from polyak.storage.columns import to_columns
 from polyak.storage.json import finite_or_none
 from polyak.storage.progress import replay_path, save_state
-from polyak.storage.run_directory import create
+from polyak.storage.run_directory import Run, create
 from polyak.train.evaluation import evaluate_policy, evaluation_env
 from polyak.train.summary import format_return, make_summary
 
@@ -102,13 +102,13 @@ class Result(Generic[State]):
         """Write a run directory, for `polyak.load_policy`, `polyak.resume` and the command line; returns its path.
 
         Raises:
-            RunError: the directory is not new or empty, or cannot be written.
+            RunError: the directory is not new or empty, or cannot be written; or the metrics of `run_dir` are damaged.
             CheckpointError: the agent's state contains NaN or infinity.
         """
         with create(path, self.config.to_json()) as run:
             replay, save_replay = replay_path(self.agent), self.config.checkpoint_replay
             save_state(run, self.progress, self.loop_state, self.snapshot, replay=replay, save_replay=save_replay)
-            for row in self.history:
+            for row in self.history if self.run_dir is None else Run(self.run_dir).read_metrics():
                 run.append_metrics(row)
             run.write_summary(make_summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
             return run.directory
