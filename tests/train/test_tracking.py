@@ -11,6 +11,7 @@ import pytest
 import polyak
 from polyak.cli import main
 from polyak.core.types import Progress
+from polyak.tracking.to_mlflow import MlflowTracker
 from polyak.train import callbacks
 
 SETTINGS = {"num_steps": 16, "num_epochs": 1, "num_minibatches": 1}
@@ -65,8 +66,8 @@ class Run:
     def log_artifact(self, artifact):
         self.artifacts[artifact.name] = artifact.files
 
-    def finish(self):
-        self.is_finished = True
+    def finish(self, exit_code):
+        self.is_finished, self.exit_code = True, exit_code
 
 
 class Config(dict):
@@ -88,7 +89,7 @@ def test_a_resumed_run_continues_the_same_tracked_run(wandb, tmp_path, monkeypat
     assert json.loads((run / "tracking.json").read_text()) == {"tracker": "wandb", "id": "pole-1"}
     polyak.resume(run, progress=False)
     ((before, after),) = wandb.runs.values()
-    assert before.is_finished and after.is_finished and before.project == "poles"
+    assert before.is_finished and after.is_finished and before.project == "poles" and after.exit_code == 0
     assert before.config["agent"]["num_steps"] == 16 and before.config["seed"] == 0
     steps = [step for one in (before, after) for step, metrics in one.rows]
     assert steps == sorted(steps) and steps[-1] >= 300
@@ -117,6 +118,21 @@ def test_a_tracker_that_fails_warns_once_and_ends_no_training(wandb, tmp_path):
         train(tmp_path / "b", track="wandb")
     with pytest.warns(UserWarning, match="track=wandb: ConnectionError: no server; training goes on without it"):
         polyak.resume(tmp_path / "a", env_steps=400, progress=False)
+
+
+def test_a_training_that_fails_is_a_failed_run_of_the_tracker(wandb, tmp_path):
+    def fail(progress, metrics, state):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path / "pole", track="wandb", callbacks=[fail])
+    ((run,),) = wandb.runs.values()
+    assert run.exit_code == 1
+    status = []
+    client = types.SimpleNamespace(set_terminated=lambda *terminated: status.append(terminated))
+    for failed in (True, False):
+        MlflowTracker(client, "1", {}).close(failed)
+    assert status == [("1", "FAILED"), ("1", "FINISHED")]
 
 
 def test_videos_are_logged_once_each(wandb, tmp_path):

@@ -60,9 +60,9 @@ class MlflowTracker:
         for inside, path in files.items():
             self._client.log_artifact(self.id, str(path), str(PurePosixPath(name, inside).parent))
 
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._client.set_terminated(self.id)
+    def close(self, failed: bool) -> None:
+        """Mark the run as finished or failed."""
+        self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
 
 
 def start_mlflow(title: str, id: str | None) -> MlflowTracker:

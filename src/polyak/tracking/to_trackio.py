@@ -42,8 +42,8 @@ class TrackioTracker:
             artifact.add_file(str(path), name=inside)
         self._run.log_artifact(artifact)
 
-    def close(self) -> None:
-        """Finish the run, after everything is stored."""
+    def close(self, failed: bool) -> None:
+        """Finish the run, after everything is stored; Trackio knows no failed runs."""
         self._run.finish()
 
 

@@ -41,9 +41,9 @@ class WandbTracker:
             artifact.add_file(str(path), name=inside)
         self._run.log_artifact(artifact)
 
-    def close(self) -> None:
-        """Finish the run, after its files are sent."""
-        self._run.finish()
+    def close(self, failed: bool) -> None:
+        """Finish the run, after its files are sent; an exit code of 1 marks it as failed."""
+        self._run.finish(exit_code=int(failed))
 
 
 def start_wandb(title: str, id: str | None) -> WandbTracker:

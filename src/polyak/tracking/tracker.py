@@ -33,8 +33,8 @@ class Tracker(Protocol):
         """Log files as an artifact, by their paths inside it."""
         ...
 
-    def close(self) -> None:
-        """End the tracked run; it can be continued."""
+    def close(self, failed: bool) -> None:
+        """End the tracked run, by an error or not; it can be continued."""
         ...
 
 

@@ -45,12 +45,12 @@ class TrackedRun:
                 self._videos.add(path)
                 self._try(self._tracker.log_video, path, progress.env_steps)
 
-    def close(self, run: Run) -> None:
+    def close(self, run: Run, *, failed: bool) -> None:
         """Log the last and the best checkpoint as run directories that `polyak.load_policy` takes, and end the tracked run."""
         for name, directory in (("checkpoint", run.checkpoints), ("best", run.best)):
             if found := find(directory):
                 self._try(self._tracker.log_files, name, _files_of(run, found[max(found)]))
-        self._try(self._tracker.close)
+        self._try(self._tracker.close, failed)
 
     def _try(self, log: Callable[..., None], *args: Any) -> None:
         try:
@@ -84,11 +84,12 @@ def tracked(config: RunConfig, run: Run | None, *, is_resumed: bool) -> Iterator
         warn(f"{owner}: {type(error).__name__}: {error}; training goes on without it")
         yield []
         return
-    callback = TrackedRun(owner, tracker)
+    callback, failed = TrackedRun(owner, tracker), True
     try:
         yield [callback]
+        failed = False
     finally:
-        callback.close(run)
+        callback.close(run, failed=failed)
 
 
 def _read_id(run: Run, track: TrackerName) -> str | None:
