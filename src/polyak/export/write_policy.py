@@ -48,12 +48,14 @@ def write_policy(
         about: names and numbers for the file's header.
 
     Raises:
-        ExportError, ValueError: the format is unknown or does not support the policy, the file cannot be written, or a
-            `numpy_reader.py` that polyak has not written would be replaced.
+        ExportError, ValueError: the format is unknown or does not support the policy, the suffix is another format's, the file
+            cannot be written, or a `numpy_reader.py` that polyak has not written would be replaced.
         ImportError: the extra `onnx` is missing.
     """
     check_choice("export", "kind", kind, tuple(SUFFIXES))
     output, about = Path(path), dict(about)
+    if output.suffix in set(SUFFIXES.values()) - {SUFFIXES[kind]}:
+        raise ExportError(f"{output}: has the suffix of another format; a file of {kind} ends with {SUFFIXES[kind]}")
     spec = getattr(policy, "spec", spec)
     if calls := python_calls_in(policy):
         raise ValueError(f"export: the policy must be in JAX, got one that calls Python: {calls[0]!r}")
