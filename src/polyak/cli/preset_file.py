@@ -30,6 +30,8 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
     except ValueError as error:
         raise UsageError(f"--preset {error}") from None
     network = values.pop("network", {}) if isinstance(values.get("network"), dict) else {}
+    if twice := sorted(values.keys() & network.keys()):
+        raise UsageError(f"--preset {file}: {twice[0]} is set twice, also in [network]")
     types = field_types(kind)
     known = [name for name in types if name not in OF_THE_COMMAND_LINE]
     given, found = set_flags(arguments), list[str]()
