@@ -87,7 +87,6 @@ class Follow:
         target: PyTree,
         count: Any = 1,
         *,
-        is_stat: Callable[[str], bool] | None = None,
         key: PRNGKeyArray | None = None,
     ) -> tuple[PyTree, FollowState]:
         """Advance the counters by `count` and update the target once if `period` has elapsed, else return it unchanged.
@@ -98,7 +97,6 @@ class Follow:
 
         Args:
             count: updates (or environment steps) since the last call, 0 or more; an integer, traced or not.
-            is_stat: see `soft_update`.
             key: see `soft_update`.
 
         Raises:
@@ -111,8 +109,8 @@ class Follow:
         has_elapsed = elapsed >= jnp.uint32(self.period)
 
         def update(online: PyTree, target: PyTree) -> tuple[PyTree, Bool[Array, ""]]:
-            options: Any = {"is_stat": is_stat, "step": total, "key": key, "check_finite": self.check_finite}
-            return soft_update_if_valid(online, target, self.tau, self.stats_tau, **options)
+            finite = self.check_finite
+            return soft_update_if_valid(online, target, self.tau, self.stats_tau, step=total, key=key, check_finite=finite)
 
         valid = jnp.array(True)
         is_updated = (isinstance(count, int) and count >= self.period) or has_elapsed

@@ -81,7 +81,6 @@ def soft_update_if_valid(
     tau: Tau,
     stats_tau: Tau = None,
     *,
-    is_stat: Callable[[str], bool] | None = None,
     step: Any = None,
     key: PRNGKeyArray | None = None,
     check_finite: bool = True,
@@ -94,7 +93,7 @@ def soft_update_if_valid(
     Raises:
         TypeError, ValueError: as `soft_update`.
     """
-    updated = soft_update(online, target, tau, stats_tau=stats_tau, is_stat=is_stat, step=step, key=key)
+    updated = soft_update(online, target, tau, stats_tau=stats_tau, step=step, key=key)
     flags = [is_valid_tau(each, step) for each in (tau, stats_tau) if each is not None]
     if check_finite:
         pairs = zip(flatten(online)[0], flatten(target)[0], strict=True)
