@@ -242,6 +242,7 @@ def test_damaged_runs_are_named_and_hide_no_other(runs, tmp_path):
         (("run",), {"output": "no/a.html"}, RunError, "there is no directory no"),
         (("run",), {"output": "run/config.json"}, ValueError, "output must be a separate file"),
         (("run",), {"output": "run"}, ValueError, "output must be a separate file"),
+        (("run",), {"output": "a.pdf"}, ValueError, "report: output must end in .html, got a.pdf"),
     ],
 )
 def test_bad_input_is_one_sentence(tmp_path, monkeypatch, paths, options, error, says):

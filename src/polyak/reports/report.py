@@ -29,13 +29,13 @@ def report(
 
     Args:
         runs: run directories, or directories of runs, which are found up to four levels deep.
-        output: the file, replaced if it exists; None is `report.html` in the first directory.
+        output: the file, replaced if it exists; its suffix is .html. None is `report.html` in the first directory.
         group_by: the setting or settings by which runs form a group, such as `"learning_rate"`; None groups the runs that
             differ in their seed alone.
 
     Raises:
         RunError: a path holds no run, no run can be read, or the file cannot be written.
-        ValueError: no run has the setting `group_by`, or `output` is a file of a run.
+        ValueError: no run has the setting `group_by`, or `output` has another suffix, or is a file of a run.
         TypeError: there is no path.
         ImportError: the extra `report` is missing.
 
@@ -48,6 +48,8 @@ def report(
     path = Path(runs[0]) / REPORT if output is None else Path(output)
     if is_run_file(path) or path.is_dir():
         raise ValueError(f"report: output must be a separate file, not a directory or a file of the run, got {path}")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"report: output must end in .html, got {path}")
     if not path.parent.is_dir():
         raise RunError(f"{path}: cannot be written: there is no directory {path.parent}")
     page = render_page(_make_view(found, runs, path, groups))
