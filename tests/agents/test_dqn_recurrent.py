@@ -59,7 +59,7 @@ def test_values_along_a_sequence_are_those_of_acting_step_by_step(network):
     values, _ = jax.jit(agent.action_values)(state.copies.online, batch.obs, None)
     # From the first rollout on the recurrent state is known: zeros.
     carry, expected = network.initial_carry(3), []
-    act = jax.jit(agent._network_policy(state, state.copies.online).distribution)
+    act = jax.jit(agent.network_policy(state, state.copies.online).distribution)
     for t in range(17):
         step = jax.tree.map(lambda x, t=t: x[t], rollout.time_steps)
         distribution, carry = act(step, carry)

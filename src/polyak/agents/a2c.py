@@ -4,7 +4,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
-from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.struct import integer, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.rollout_batch import Weights
 from polyak.ops.returns import gae
@@ -41,15 +41,18 @@ class A2C(PolicyGradientAgent):
     gae_lambda: Scalar = number(default=1.0, at_least=0, at_most=1)
     sde_sample_freq: int | None = integer(default=None, optional=True)
 
-    def __post_init__(self) -> None:
-        self._set_network(std="free" if self.sde_sample_freq is None else "sde")
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Complete the network."""
+        self.set_network(std="free" if self.sde_sample_freq is None else "sde")
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_sde(self, self._network)
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        return add_return(add_sde(self._network_policy(state, state.copies.online), self.sde_sample_freq), self)
+        return add_return(add_sde(self.network_policy(state, state.copies.online), self.sde_sample_freq), self)
 
     def gradients(
         self,

@@ -36,7 +36,7 @@ class ActionNoiseSettings:
         return OUNoise(policy, scale, self.theta) if self.exploration == "ou" else GaussianNoise(policy, scale)
 
     def check_noise(self) -> None:
-        """Check that `theta` is not set without Ornstein-Uhlenbeck noise; called by `__post_init__`.
+        """Check that `theta` is not set without Ornstein-Uhlenbeck noise; called by `check_together`.
 
         Raises:
             ValueError: it is.
@@ -65,7 +65,7 @@ class ParameterNoiseSettings:
         return None if self.parameter_noise is None else ParameterNoise(policy, self.parameter_noise)
 
     def check_parameter_noise(self, actor: Network | None, others: Iterable[str]) -> None:
-        """Check that, with `parameter_noise`, no other noise is set and the actor is not recurrent; called by `__post_init__`.
+        """Check that, with `parameter_noise`, no other noise is set and the actor is not recurrent; called by `check_together`.
 
         Raises:
             ValueError: a setting of other noise has another value than its default, or the actor is recurrent.

@@ -84,7 +84,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The actor's action without noise, or the action of its average if there is one."""
-        return Greedy(self._network_policy(state, self._evaluated_actor(state)))
+        return Greedy(self.network_policy(state, self._evaluated_actor(state)))
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
@@ -141,7 +141,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         torso = {**actor.params["actor"], "encoder": jax.lax.stop_gradient(critics.params["encoder"])}
         return dataclasses.replace(actor, params={**actor.params, "actor": torso})
 
-    def _create_networks(
+    def create_networks(
         self, key: PRNGKeyArray, actor_target: Follow | None, actor_spec: EnvSpec | None = None
     ) -> tuple[NetworkCopies, NetworkCopies, Variables | None]:
         """Copies of the actor and of the critics, with the states of their optimizers, and with `ema_tau` the actor's average.
@@ -170,19 +170,19 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         average = None if self.ema_tau is None else target_storage(actor.online, Follow(tau=0.0))  # in float32
         return actor if actor.target is None else actor.update_target(), critics, average
 
-    def _update_average(self, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
-        """The average after a gradient step: average + τ (actor - average) if the step was applied."""
+    def update_average(self, average: Variables | None, actor: Variables, applied: Array) -> Variables | None:
+        """The average after a gradient step: average + τ (actor - average) if the step was applied; None without `ema_tau`."""
         if average is None:
             return None
         tau = jnp.asarray(self.ema_tau, jnp.float32)
         return soft_update(actor, average, jnp.where(applied, tau, 0.0))
 
-    def _check_boxes(self) -> None:
+    def check_boxes(self) -> None:
         """Check the views, and that actions are Boxes in [-1, 1]."""
-        self._set_views()
+        self.set_views()
         check_unit_actions(type(self).__name__, self.spec)
 
-    def _set_networks(self, actor: Actor, critics: Critics) -> None:
+    def set_networks(self, actor: Actor, critics: Critics) -> None:
         """Set the default networks where there are none; beside a built-in recurrent actor, critics have its kind of cell."""
         owner = type(self).__name__
         for name, default, spec in (("actor", actor, self.spec_of("actor")), ("critics", critics, self.spec_of("critic"))):
@@ -197,7 +197,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
                 warn_of_flat_images(owner, name, network, spec)
             object.__setattr__(self, name, network)
 
-    def _set_outputs_of_critics(self, name: Literal["num_quantiles", "num_atoms"], outputs: int) -> None:
+    def set_outputs_of_critics(self, name: Literal["num_quantiles", "num_atoms"], outputs: int) -> None:
         """Set the number of outputs of the built-in critics, their field `name`, to the agent's.
 
         Raises:
@@ -217,7 +217,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         network = dataclasses.replace(network, head=critics) if isinstance(network, Recurrent) else critics
         object.__setattr__(self, "critics", network)
 
-    def _check_together(self) -> None:
+    def check_together(self) -> None:
         """Check settings that depend on each other.
 
         Warns of critics without a recurrent state that see no more than a recurrent actor, whose memory they cannot value.
@@ -225,7 +225,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         Raises:
             ValueError: settings contradict each other; the message names them.
         """
-        super()._check_together()
+        super().check_together()
         owner = type(self).__name__
         if self.takes_sequences:
             check_sequences(owner, self.actor, self.replay, self.num_steps, name="actor")
@@ -256,12 +256,13 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
             actor = self.share_encoder(actor, state.copies.critics.evaluated())
         return actor if average is None or self.ema_tau is None else cast_like(average, actor)
 
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+    def network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        """The policy of an actor with these variables, such as the online actor, with the state's statistics."""
         normalizer, spec = state.normalizers.obs, self.spec_of("actor")
         normalizer = normalizer and normalizer.select_space(spec.obs)
         return NetworkPolicy(actor, normalizer, self._actor, spec, squash=True, is_deterministic=self.is_deterministic)
 
-    def _to_collect(self, policy: P, state: OffPolicyState) -> P | WithCriticState | DiscountedReturn:
+    def to_collect(self, policy: P, state: OffPolicyState) -> P | WithCriticState | DiscountedReturn:
         """A policy for collecting, with the state of critics for a replay of sequences, and with the return so far.
 
         The return is only there where rewards are divided by its standard deviation.
@@ -284,10 +285,10 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
 
     @property
     def _actor(self) -> Network:
-        assert self.actor is not None, "__post_init__ sets the default"
+        assert self.actor is not None, "set_defaults sets it"
         return self.actor
 
     @property
     def _critics(self) -> Network:
-        assert self.critics is not None, "__post_init__ sets the default"
+        assert self.critics is not None, "set_defaults sets it"
         return self.critics

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import PRNGKeyArray
 
 from polyak.core.spaces import EnvSpec
+from polyak.core.struct import check_settings
 from polyak.core.types import Metrics, Policy, PyTree, Rollout
 
 
@@ -27,6 +28,26 @@ class BaseAgent(abc.ABC):
     spec: EnvSpec
     num_steps: int
     action_scaling: ClassVar[Literal["clip", "rescale"]] = "clip"
+
+    def __post_init__(self) -> None:
+        """Check each setting, set the defaults, then check settings that depend on each other."""
+        check_settings(self)
+        self.set_defaults()
+        self.check_together()
+
+    def set_defaults(self) -> None:  # noqa: B027 (a default)
+        """Check the spec, and set the settings whose defaults depend on it, such as networks.
+
+        Raises:
+            TypeError, ValueError: the agent does not take the spec, or such a setting.
+        """
+
+    def check_together(self) -> None:  # noqa: B027 (a default)
+        """Check settings that depend on each other.
+
+        Raises:
+            TypeError, ValueError: the settings do not go together; the message names them.
+        """
 
     @property
     def max_lag(self) -> int | None:

@@ -34,7 +34,7 @@ class AtomSettings:
         return jnp.linspace(self.v_min, self.v_max, self.num_atoms, dtype=jnp.float32)
 
     def check_atoms(self) -> None:
-        """Check that the atoms increase, and warn of returns beyond them; called by `__post_init__`.
+        """Check that the atoms increase, and warn of returns beyond them; called by `check_together`.
 
         Raises:
             ValueError: they do not increase.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from polyak.agents.off_policy import OffPolicyAgent, OffPolicyState
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec, check_env_spec
-from polyak.core.struct import check_settings, integer, static, struct
+from polyak.core.struct import integer, static, struct
 from polyak.core.types import Network, PyTree, Variables
 from polyak.learning.actor_critic_updates import check_actor
 from polyak.learning.flow_matching import flow_error
@@ -84,21 +84,24 @@ class BC(OffPolicyAgent):
     network: Network | None = static(default=None, kw_only=False)
     flow_steps: int | None = integer(default=None, at_most=MAX_FLOW_STEPS, optional=True)
 
-    def __post_init__(self) -> None:
+    def set_defaults(self) -> None:
+        """Complete the network."""
         check_env_spec("BC", self.spec)
         is_default = self.network is None and not has_images(self.spec.obs)
         network = MLP((256, 256), activation="relu") if is_default else self.network
         head = PolicyOnly() if self.flow_steps is None else PolicyOnly(std="fixed")
         object.__setattr__(self, "network", complete("BC", network, self.spec, head))
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
         check_blocks("BC", "network", self.network)
         check_no_sde("BC", self._network)
-        check_settings(self)
         if self.replay.has_priorities:
             raise ValueError(f"BC: replay must draw uniformly, as there is no TD error, got {self.replay!r:.80}")
         check_sequences("BC", self.network, self.replay, self.num_steps)
         if self.flow_steps is not None:
             check_flow("BC", "network", self._network, self.spec)
-        self._check_together()
+        super().check_together()
 
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
         """The network."""
@@ -153,17 +156,18 @@ class BC(OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The most probable action; of a flow, see `polyak.policies.flow_policy.FlowDistribution.mode`."""
-        return Greedy(self._network_policy(state, state.copies.evaluated()))
+        return Greedy(self.network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> NetworkPolicy | FlowPolicy:
         """Actions drawn from the cloned distribution."""
-        return self._network_policy(state, state.copies.online)
+        return self.network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
         return is_narrow(self._network, self._network_spec, self.batch_size * self.replay.draw_length if devices == 1 else 1)
 
-    def _network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy | FlowPolicy:
+    def network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy | FlowPolicy:
+        """The policy of a network with these variables, with `flow_steps` the end of its flow."""
         normalizer = state.normalizers.obs
         if self.flow_steps is not None:
             return FlowPolicy(variables, normalizer, self._network, self.spec, self.flow_steps)
@@ -176,5 +180,5 @@ class BC(OffPolicyAgent):
 
     @property
     def _network(self) -> Any:
-        assert self.network is not None, "__post_init__ sets the default"
+        assert self.network is not None, "set_defaults sets it"
         return self.network

@@ -10,11 +10,10 @@ from jaxtyping import Array, Float, Int32, PRNGKeyArray
 
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.q_learning import QAgent, fold, value_terms
-from polyak.core.struct import check_settings, choice, integer, number, struct
+from polyak.core.struct import choice, integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import QValues
 from polyak.networks.heads_of_values import AllHeads, UpperBound, best_actions, for_votes
-from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import huber, of_action, weighted_sum
 from polyak.ops.schedules import Schedule
@@ -67,15 +66,10 @@ class BootstrappedDQN(QAgent):
     ucb_scale: float = number(default=0.1, at_least=0, static=True, used_if=("exploration", "ucb"))
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        head = QValues(outputs=self.num_heads)
-        object.__setattr__(self, "network", q_network_or_default("BootstrappedDQN", self.network, self.spec, head))
-        self._check_together()
-
-    def check_network(self, variables: Variables) -> None:
-        """Check that the network returns values of `num_heads` heads."""
-        check_q_network(self._network, variables, self.spec, self.num_heads)
+    @property
+    def head(self) -> QValues:
+        """Values of each action, by `num_heads` heads."""
+        return QValues(outputs=self.num_heads)
 
     def values_network(self) -> UpperBound:
         """The network with the means over its heads as values."""
@@ -83,7 +77,7 @@ class BootstrappedDQN(QAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action that most heads choose; with `"ucb"` the action of the largest mean."""
-        policy = self._network_policy(state, state.copies.evaluated())
+        policy = self.network_policy(state, state.copies.evaluated())
         if self.exploration == "ucb":
             return Greedy(policy)
         return Greedy(dataclasses.replace(policy, network=AllHeads(self._network), for_action=for_votes))
@@ -93,7 +87,7 @@ class BootstrappedDQN(QAgent):
         online = state.copies.online
         if self.exploration == "head":
             return EpisodeHead(online, state.normalizers.obs, self._network, self.spec)
-        return dataclasses.replace(self._network_policy(state, online), network=UpperBound(self._network, self.ucb_scale))
+        return dataclasses.replace(self.network_policy(state, online), network=UpperBound(self._network, self.ucb_scale))
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None

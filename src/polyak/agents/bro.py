@@ -14,7 +14,7 @@ from polyak.agents.quantile_critics import QuantileCriticsAgent
 from polyak.agents.soft_actor import SoftActorCopies
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_unset
-from polyak.core.struct import check_settings, number, setting, static, struct
+from polyak.core.struct import number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     action_dimensions,
@@ -167,20 +167,24 @@ class BRO(QuantileCriticsAgent):
     optimism_learning_rate: Schedule = setting(default=3e-5, check=check_schedule)
     weight_decay: Scalar = number(default=1e-4, at_least=0)
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        check_settings(self)
-        check_unset(self, ("sde_sample_freq",), "must be None, as the features of state-dependent noise are the actor's alone")
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
         actor = Actor((256,), residual="post_norm", orthogonal=True, squash_log_std=True, log_std=-4.0)
-        self._set_networks(actor, Critics((512, 512), residual="post_norm"))
-        self._set_outputs_of_critics("num_quantiles", self.num_quantiles)
-        network = feedforward_or_default("BRO", "optimistic_actor", self._optimistic_actor, actor, has_unit_weights=True)
+        self.set_networks(actor, Critics((512, 512), residual="post_norm"))
+        self.set_outputs_of_critics("num_quantiles", self.num_quantiles)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        check_unset(self, ("sde_sample_freq",), "must be None, as the features of state-dependent noise are the actor's alone")
+        given = self._optimistic_actor
+        network = feedforward_or_default("BRO", "optimistic_actor", given, given, has_unit_weights=True)
         if getattr(network, "residual", None) == "hypersphere":
             raise ValueError(
                 "BRO: optimistic_actor must not have residual='hypersphere', as weight_norm is not for it; give BRO an "
                 f"optimistic_actor with other blocks, got {network!r}"
             )
-        self._check_together()
+        super().check_together()
         if self.optimizer is not None:
             check_unset(self, ("weight_decay",), "has no effect with optimizer=...; leave it out and set it in the optimizer")
 
@@ -217,9 +221,9 @@ class BRO(QuantileCriticsAgent):
         copies = state.copies
         variables = join_actors(copies.actor.online, copies.optimistic_actor.online, self.std_scale)
         network = OptimisticActor(self._actor, self._optimistic_actor, self.spec_of("actor"))
-        policy = dataclasses.replace(self._network_policy(state, variables), network=network)
+        policy = dataclasses.replace(self.network_policy(state, variables), network=network)
         explorer = repeat_noise(policy, self.max_noise_repeats)
-        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
+        return self.to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
         self,

@@ -7,10 +7,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.atom_settings import AtomSettings
 from polyak.agents.q_learning import QAgent, fold
-from polyak.core.struct import check_settings, struct
+from polyak.core.struct import struct
 from polyak.core.types import PyTree, Variables
 from polyak.networks.heads import QValues
-from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
+from polyak.networks.q_network import ExpectedValues
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.value_distributions import project_categorical
@@ -44,16 +44,15 @@ class C51(AtomSettings, QAgent):
     v_min: float = -10.0
     v_max: float = 10.0
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        head = QValues(outputs=self.num_atoms)
-        object.__setattr__(self, "network", q_network_or_default("C51", self.network, self.spec, head))
-        self._check_together()
-        self.check_atoms()
+    @property
+    def head(self) -> QValues:
+        """Logits of `num_atoms` atoms of each action."""
+        return QValues(outputs=self.num_atoms)
 
-    def check_network(self, variables: Variables) -> None:
-        """Check that the network returns logits of `num_atoms` atoms."""
-        check_q_network(self._network, variables, self.spec, self.num_atoms)
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
+        self.check_atoms()
 
     def values_network(self) -> ExpectedValues:
         """The network with the means of its distributions as values."""

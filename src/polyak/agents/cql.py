@@ -13,7 +13,7 @@ from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import ActorLoss, SoftActorAgent, SoftActorCopies, Temperature
 from polyak.core.checks import check_created_with
 from polyak.core.spaces import leaf_spaces, unflatten
-from polyak.core.struct import check_settings, choice, integer, number, setting, struct
+from polyak.core.struct import choice, integer, number, setting, struct
 from polyak.core.types import Metrics, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, append_logs, check_critics, check_unit_actions, critic_terms
 from polyak.networks.critics import Critics
@@ -86,12 +86,15 @@ class CQL(TargetSettings, SoftActorAgent):
     num_bc_steps: int = integer(default=0, at_least=0)
     entropy_in_target: bool = choice(default=False, choices=(True, False))
 
-    def __post_init__(self) -> None:
-        self._set_views()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.set_views()
         check_unit_actions("CQL", self.spec, "DQN with cql_weight takes Discrete actions")
-        self._set_networks(self._default_actor(), Critics())
-        check_settings(self)
-        self._check_together()
+        self.set_networks(self._default_actor(), Critics())
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         if self.target_gap is not None and not isinstance(self.cql_weight, jax.core.Tracer) and not np.all(self.cql_weight):
             raise ValueError(f"CQL: cql_weight must be above 0 where target_gap learns it, got {self.cql_weight!r:.80}")
 

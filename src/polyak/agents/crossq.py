@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.soft_actor import SoftActorAgent
-from polyak.core.struct import check_settings, struct
+from polyak.core.struct import struct
 from polyak.core.types import PyTree, Variables
 from polyak.core.warn import warn
 from polyak.learning.actor_critic_updates import check_critics, critic_terms
@@ -67,12 +67,11 @@ class CrossQ(SoftActorAgent):
     alpha_loss: Literal["log_alpha", "alpha"] = "alpha"
     policy_delay: int = 3
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
         actor = dataclasses.replace(self._default_actor(), norm="batch_renorm", norm_before="linear")
-        self._set_networks(actor, Critics((2048, 2048), norm="batch_renorm", norm_before="linear"))
-        check_settings(self)
-        self._check_together()
+        self.set_networks(actor, Critics((2048, 2048), norm="batch_renorm", norm_before="linear"))
 
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return `(q, None)`; warn of critics without batch normalization."""

@@ -13,7 +13,7 @@ from polyak.agents.actor_critic import ActorCriticAgent, ActorCriticCopies
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.sequence_settings import SequenceSettings
 from polyak.agents.settings import TargetSettings
-from polyak.core.struct import check_settings, number, struct
+from polyak.core.struct import number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_critics, critic_terms, join_logs
 from polyak.networks.critics import Critics
@@ -62,11 +62,14 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
     max_dqda: Scalar | None = number(default=None, above=0, optional=True)
     learning_rate: Schedule = 1e-3
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        self._set_networks(self.default_actor(), Critics(num_critics=1))
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
+        self.set_networks(self.default_actor(), Critics(num_critics=1))
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_no_sde("DDPG", self._actor)
         self.check_noise()
         self.check_parameter_noise(self.actor, ("exploration", "exploration_noise", "theta"))
@@ -75,7 +78,7 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target."""
-        actor, critics, average = self._create_networks(key, actor_target=self.follow())
+        actor, critics, average = self.create_networks(key, actor_target=self.follow())
         num_critics = check_critics(self._critics, critics.online, self.spec_of("critic"))
         if num_critics != 1:
             raise ValueError(f"DDPG: critics must be one critic, Critics(num_critics=1), got {num_critics}; TD3 takes several")
@@ -83,9 +86,9 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        policy = self._network_policy(state, state.copies.actor.online)
+        policy = self.network_policy(state, state.copies.actor.online)
         explorer = self.add_parameter_noise(policy) or self.add_noise(policy, state.env_steps)
-        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
+        return self.to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
         self,
@@ -113,7 +116,7 @@ class DDPG(SequenceSettings, ParameterNoiseSettings, ActionNoiseSettings, Target
         actor, actor_log = actor.train(actor_loss, actor_step, batch, enabled=enabled, axis_name=axis_name)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
         applied = critic_log.applied.astype(jnp.uint32)
-        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        average = self.update_average(copies.average, actor.online, critic_log.applied)
         copies = ActorCriticCopies(actor.follow(updates=applied), critics.follow(updates=applied), average)
         return copies, join_logs(critic=critic_log, actor=actor_log)
 

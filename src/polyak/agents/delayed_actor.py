@@ -111,7 +111,7 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
 
     def create_copies(self, key: PRNGKeyArray) -> ActorCriticCopies:
         """An actor and critics, each with a target unless `has_target_actor` is False."""
-        actor, critics, average = self._create_networks(key, actor_target=self.follow() if self.has_target_actor else None)
+        actor, critics, average = self.create_networks(key, actor_target=self.follow() if self.has_target_actor else None)
         self.check_critics(critics.online)
         return ActorCriticCopies(actor, critics, average)
 
@@ -147,7 +147,7 @@ class DelayedActorAgent(TargetSettings, ActorCriticAgent):
 
         actor, actor_log = train_every(self.policy_delay, critics, critic_log, train_actor, actor)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
-        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        average = self.update_average(copies.average, actor.online, critic_log.applied)
         if self.has_target_actor:
             actor = actor.follow(updates=applied)
         return ActorCriticCopies(actor, critics, average), join_logs(critic=critic_log, actor=actor_log)

@@ -9,11 +9,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.munchausen import MunchausenSettings, soft_value
 from polyak.agents.q_learning import QAgent, fold, value_terms
-from polyak.core.struct import check_settings, number, struct
+from polyak.core.struct import number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.recurrent_replay import apply_to_batch, check_sequences
-from polyak.networks.heads import QValues
-from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, huber, of_action, weighted_sum
@@ -79,25 +77,24 @@ class DQN(MunchausenSettings, QAgent):
     margin: Scalar | None = number(default=None, above=0, optional=True)
     margin_weight: Scalar = number(default=1.0, above=0, used_if=("margin", ...))
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "network", q_network_or_default("DQN", self.network, self.spec, QValues(), recurrent=True))
-        check_settings(self)
-        if self.munchausen is not None and self.gap_weight is not None:
-            raise ValueError("DQN: munchausen and gap_weight are two ways to increase the action gap; leave one of them out")
+    def set_defaults(self) -> None:
+        """Complete the network, and store returns with `monte_carlo_weight`."""
+        super().set_defaults()
         has_returns = self.monte_carlo_weight is not None
         replay = with_returns("DQN", self.replay, self.gamma) if has_returns else without_returns(self.replay)
         object.__setattr__(self, "replay", replay)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        if self.munchausen is not None and self.gap_weight is not None:
+            raise ValueError("DQN: munchausen and gap_weight are two ways to increase the action gap; leave one of them out")
         check_sequences("DQN", self.network, self.replay, self.num_steps)
-        self._check_together()
+        super().check_together()
 
     @property
     def env_error(self) -> str | None:
         """`margin` is of demonstrations, and needs data beside the steps of the environment."""
         return NO_DEMONSTRATIONS if self.margin is not None and not self.replay.has_data else None
-
-    def check_network(self, variables: Variables) -> None:
-        """Check that the network returns `(q, value)`."""
-        check_q_network(self._network, variables, self.spec)
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.atom_settings import AtomSettings
 from polyak.agents.delayed_actor import DelayedActorAgent
 from polyak.agents.off_policy import OffPolicyState
-from polyak.core.struct import check_settings, number, struct
+from polyak.core.struct import number, struct
 from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import check_critics
 from polyak.networks.actor import Actor
@@ -80,12 +80,15 @@ class FastTD3(AtomSettings, DelayedActorAgent):
     min_exploration_noise: Scalar = number(default=0.001, at_least=0)
     max_exploration_noise: Scalar = number(default=0.4, at_least=0)
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        check_settings(self)
-        self._set_networks(Actor((512, 256, 128), std="fixed"), Critics((1024, 512, 256)))
-        self._set_outputs_of_critics("num_atoms", self.num_atoms)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
+        self.set_networks(Actor((512, 256, 128), std="fixed"), Critics((1024, 512, 256)))
+        self.set_outputs_of_critics("num_atoms", self.num_atoms)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_no_sde("FastTD3", self._actor)
         self.check_atoms()
         least, most = self.min_exploration_noise, self.max_exploration_noise
@@ -98,9 +101,9 @@ class FastTD3(AtomSettings, DelayedActorAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's action with noise of each environment's own scale; at first uniformly random actions."""
-        actor = self._network_policy(state, state.copies.actor.online)
+        actor = self.network_policy(state, state.copies.actor.online)
         explorer = MixedNoise(actor, self.min_exploration_noise, self.max_exploration_noise)
-        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
+        return self.to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def critic_loss(
         self,

@@ -12,7 +12,7 @@ from polyak.agents.actor_critic import ActorCriticAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.struct import check_settings, choice, integer, number, static, struct
+from polyak.core.struct import choice, integer, number, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_critics, critic_terms, feedforward_or_default, join_logs
 from polyak.learning.flow_matching import flow_error
@@ -101,16 +101,19 @@ class FQL(TargetSettings, ActorCriticAgent):
     q_aggregation: Literal["mean", "min"] = choice(default="mean", choices=("mean", "min"))
     normalize_q: bool = choice(default=False, choices=(True, False))
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
         critics = Critics(PAPER_LAYERS, activation="gelu", norm="layer")
-        self._set_networks(Actor(PAPER_LAYERS, activation="gelu", std="fixed"), critics)
+        self.set_networks(Actor(PAPER_LAYERS, activation="gelu", std="fixed"), critics)
         if self.flow is not None:
             feedforward_or_default("FQL", "flow", self.flow, self._actor)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
         for name, network in (("actor", self._actor), ("flow", self._flow)):
             check_flow("FQL", name, network, self.spec)
-        check_settings(self)
-        self._check_together()
+        super().check_together()
         if self.shared_encoder:
             raise ValueError(
                 "FQL: shared_encoder must be False, as actor and flow have other inputs than the critics; got True"
@@ -120,7 +123,7 @@ class FQL(TargetSettings, ActorCriticAgent):
         """An actor, critics with a target, and the flow."""
         key, flow_key = jax.random.split(key)
         actor_spec = self.spec_of("actor")
-        actor, critics, average = self._create_networks(
+        actor, critics, average = self.create_networks(
             key, actor_target=None, actor_spec=noise_spec(actor_spec, has_time=False)
         )
         check_critics(self._critics, critics.online, self.spec_of("critic"))
@@ -170,7 +173,7 @@ class FQL(TargetSettings, ActorCriticAgent):
             axis_name=axis_name,
         )
         actor, actor_log = copies.actor.train(actor_loss, actor_step, batch, **options)
-        average = self._update_average(copies.average, actor.online, actor_log.applied)
+        average = self.update_average(copies.average, actor.online, actor_log.applied)
         critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
         return FQLCopies(actor, critics, flow, average), join_logs(critic=critic_log, flow=flow_log, actor=actor_log)
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
-from polyak.core.struct import check_settings, number, struct
+from polyak.core.struct import number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.rollout_batch import Weights, log_probs, outputs_in_info
 from polyak.ops.losses import masked_mean_and_variance
@@ -45,10 +45,13 @@ class IMPALA(PolicyGradientAgent):
     rho_clip: Scalar = number(default=1.0, above=0)
     c_clip: Scalar = number(default=1.0, at_least=0)
 
-    def __post_init__(self) -> None:
-        self._set_network()
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Complete the network."""
+        self.set_network()
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_no_sde("IMPALA", self._network)
 
     @property
@@ -57,7 +60,7 @@ class IMPALA(PolicyGradientAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Return the policy that samples from the online network's distribution and stores its parameters."""
-        return add_return(self._network_policy(state, state.copies.online, return_info=True), self)
+        return add_return(self.network_policy(state, state.copies.online, return_info=True), self)
 
     def gradients(
         self,

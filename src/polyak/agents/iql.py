@@ -13,7 +13,7 @@ from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import Discrete
-from polyak.core.struct import check_settings, number, static, struct
+from polyak.core.struct import number, static, struct
 from polyak.core.types import Network, PyTree, RecurrentNetwork, Scalar, Variables
 from polyak.learning.actor_critic_updates import (
     check_critics,
@@ -92,8 +92,9 @@ class IQL(TargetSettings, ActorCriticAgent):
     inverse_temperature: Scalar = number(default=3.0, at_least=0)
     max_weight: Scalar = number(default=100.0, above=0)
 
-    def __post_init__(self) -> None:
-        self._set_views()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.set_views()
         is_discrete = isinstance(self.spec.action, Discrete)
         if not is_discrete:
             check_unit_actions("IQL", self.spec, "BC takes every space", " or one Discrete")
@@ -105,16 +106,18 @@ class IQL(TargetSettings, ActorCriticAgent):
         default = NatureCNN() if has_images(critic_spec.obs) else MLP((256, 256), activation="relu", orthogonal=False)
         value = complete("IQL", default if self.value is None else self.value, critic_spec, ValueOnly(), name="value")
         object.__setattr__(self, "value", value)
-        if any(isinstance(network, RecurrentNetwork) for network in (self.actor, value)):
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        if any(isinstance(network, RecurrentNetwork) for network in (self.actor, self.value)):
             raise ValueError("IQL: actor and value must not be recurrent; BC and DQN train recurrent networks")
-        check_settings(self)
-        self._check_together()
+        super().check_together()
         check_no_sde("IQL", self._actor)
 
     def create_copies(self, key: PRNGKeyArray) -> IQLCopies:
         """An actor, critics with a target, and V."""
         key, value_key = jax.random.split(key)
-        actor, critics, average = self._create_networks(key, actor_target=None)
+        actor, critics, average = self.create_networks(key, actor_target=None)
         outputs = self.spec.action.n if isinstance(self.spec.action, Discrete) else None
         check_critics(self._critics, critics.online, self.spec_of("critic"), outputs=outputs)
         value = NetworkCopies.create(self._value, value_key, self.spec_of("critic"), optimizer=None, name="value")
@@ -122,7 +125,7 @@ class IQL(TargetSettings, ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Actions drawn from the actor's distribution."""
-        return add_return(self._network_policy(state, state.copies.actor.online), self)
+        return add_return(self.network_policy(state, state.copies.actor.online), self)
 
     def train_step(
         self,
@@ -152,7 +155,7 @@ class IQL(TargetSettings, ActorCriticAgent):
         )
         actor, actor_log = copies.actor.train(actor_loss, actor_step, batch, **options)
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
-        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        average = self.update_average(copies.average, actor.online, critic_log.applied)
         critics = critics.follow(updates=critic_log.applied.astype(jnp.uint32))
         return IQLCopies(actor, critics, value, average), join_logs(critic=critic_log, value=value_log, actor=actor_log)
 
@@ -238,10 +241,11 @@ class IQL(TargetSettings, ActorCriticAgent):
         (params, _), _, stats = self._actor.apply(actor, self.seen_by("actor", batch.obs), train=True, key=key)
         return for_space(self.spec.action, params, batch.action_mask), stats
 
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
-        return dataclasses.replace(super()._network_policy(state, actor), squash=False)
+    def network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        """The policy of an actor, without tanh on its samples."""
+        return dataclasses.replace(super().network_policy(state, actor), squash=False)
 
     @property
     def _value(self) -> Network:
-        assert self.value is not None, "__post_init__ sets the default"
+        assert self.value is not None, "set_defaults sets it"
         return self.value

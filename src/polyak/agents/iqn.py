@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.munchausen import MunchausenSettings, soft_value
 from polyak.agents.q_learning import QAgent, value_terms
-from polyak.core.struct import check_settings, integer, number, static, struct
+from polyak.core.struct import integer, number, static, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import Quantiles
-from polyak.networks.q_network import QuantileNetwork, check_q_network, q_network_or_default
+from polyak.networks.q_network import QuantileNetwork
 from polyak.ops.distributions.discrete import where_allowed
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
@@ -53,14 +53,10 @@ class IQN(MunchausenSettings, QAgent):
     num_policy_tau: int = integer(default=32)
     huber_delta: Scalar = number(default=1.0, at_least=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "network", q_network_or_default("IQN", self.network, self.spec, Quantiles()))
-        check_settings(self)
-        self._check_together()
-
-    def check_network(self, variables: Variables) -> None:
-        """Check that the network returns `(q, value)` when it acts."""
-        check_q_network(self._network, variables, self.spec)
+    @property
+    def head(self) -> Quantiles:
+        """The values at drawn fractions τ."""
+        return Quantiles()
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray

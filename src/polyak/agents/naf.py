@@ -14,7 +14,7 @@ from polyak.agents.q_learning import value_terms
 from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import check_env_spec
-from polyak.core.struct import check_settings, number, static, struct
+from polyak.core.struct import number, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_actor, check_unit_actions, feedforward_or_default
 from polyak.networks.feedforward import MLP, complete, policy_settings
@@ -63,19 +63,22 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
     network: Network | None = static(default=None, kw_only=False)
     huber_delta: Scalar | None = number(default=None, above=0, optional=True)
 
-    def __post_init__(self) -> None:
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the network."""
         check_env_spec("NAF", self.spec)
         check_unit_actions("NAF", self.spec)
         has_default = self.network is None and not has_images(self.spec.obs)
         given = MLP((256, 256), activation="relu", orthogonal=False) if has_default else self.network
         network = complete("NAF", given, self.spec, HEAD)
         object.__setattr__(self, "network", feedforward_or_default("NAF", "network", network, network))
-        settings = policy_settings(network)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        settings = policy_settings(self._network)
         is_other_head = isinstance(settings, PolicyAndValue) and settings != HEAD
         if settings is not None and (is_other_head or settings.std != "state"):
             raise ValueError(f"NAF: network must have the head {HEAD!r}, got {settings!r}")
-        check_settings(self)
-        self._check_together()
+        super().check_together()
         self.check_noise()
 
     def create_copies(self, key: PRNGKeyArray) -> NetworkCopies:
@@ -88,11 +91,11 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The best action, μ(s)."""
-        return Greedy(self._network_policy(state, state.copies.evaluated()))
+        return Greedy(self.network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | DiscountedReturn:
         """The best action with noise; until `learning_starts` uniformly random actions."""
-        noisy = self.add_noise(self._network_policy(state, state.copies.online), state.env_steps)
+        noisy = self.add_noise(self.network_policy(state, state.copies.online), state.env_steps)
         return add_return(RandomWarmStart(noisy, self.learning_starts, state.env_steps), self)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
@@ -138,11 +141,12 @@ class NAF(ActionNoiseSettings, TargetSettings, OffPolicyAgent):
         (_, next_value), _, _ = self._network.apply(target, batch.next_obs)
         return jax.lax.stop_gradient(self.reward_scale * batch.reward + batch.discount * next_value)
 
-    def _network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy:
+    def network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy:
+        """The policy of the action μ(s) of the largest value."""
         network, normalizer = BestAction(self._network), state.normalizers.obs
         return NetworkPolicy(variables, normalizer, network, self.spec, squash=True, is_deterministic=True)
 
     @property
     def _network(self) -> Network:
-        assert self.network is not None, "__post_init__ sets the default"
+        assert self.network is not None, "set_defaults sets it"
         return self.network

@@ -387,12 +387,8 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         """Return True once `learning_starts` transitions were collected; until then actions are random."""
         return StepCount.of(env_steps) >= StepCount.of(self.learning_starts)
 
-    def _check_together(self) -> None:
-        """Check settings that depend on each other; called by `__post_init__`.
-
-        Raises:
-            TypeError, ValueError: the settings do not go together; the message names them.
-        """
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
         self.check_optimizer()
         check_normalizers(self)
         if not self.takes_sequences:

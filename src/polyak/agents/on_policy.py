@@ -114,22 +114,18 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
             metrics["train/learning_rate"] = value_at(self.learning_rate, before.env_steps)
         return metrics
 
-    def _set_network(self, *, std: Literal["free", "sde"] = "free") -> None:
-        """Complete the network, after the views that it sees; called first by `__post_init__`.
+    def set_network(self, *, std: Literal["free", "sde"] = "free") -> None:
+        """Complete the network, after the views that it sees; called first by `set_defaults`.
 
         Args:
             std: `std` of the head that a built-in network without a head gets.
         """
-        self._set_views()
+        self.set_views()
         network = network_or_default(type(self).__name__, self.network, self.spec, std=std, views=self.views)
         object.__setattr__(self, "network", network)
 
-    def _check_together(self) -> None:
-        """Check settings that depend on each other; called by `__post_init__`.
-
-        Raises:
-            TypeError, ValueError: the settings do not go together; the message names them.
-        """
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
         self.check_optimizer()
         check_normalizers(self)
         check_squashing(type(self).__name__, self._network, self.spec, squash=self.squash)
@@ -158,7 +154,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
         scaler = state.reward_scaler
         return rollout.reward if scaler is None else scaler.scale(rollout.reward, self.clip_reward)
 
-    def _network_policy(self, state: OnPolicyState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
+    def network_policy(self, state: OnPolicyState, variables: Variables, *, return_info: bool = False) -> NetworkPolicy:
         """The policy for collecting, which has the critic too where its values or its recurrent state are kept."""
         if return_info or self._model.is_recurrent:
             return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, return_info, self.squash)
@@ -173,7 +169,7 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
 
     @property
     def _network(self) -> Any:
-        assert self.network is not None, "__post_init__ sets the default"
+        assert self.network is not None, "set_defaults sets it"
         return self.network
 
     @property

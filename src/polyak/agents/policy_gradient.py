@@ -356,8 +356,9 @@ class PolicyGradientAgent(OnPolicyAgent):
             )
         return state.copies.shared
 
-    def _check_together(self) -> None:
-        super()._check_together()
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         if self.optimizer is None:
             unused = ("adam_b1", "adam_eps") if self.optimizer_name == "rmsprop" else ("rms_decay", "rms_eps")
             check_unset(self, unused, f"has no effect with optimizer_name={self.optimizer_name!r}")

@@ -14,7 +14,7 @@ from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.copies.follow import Follow
 from polyak.core.checks import changed_settings, check_created_with
 from polyak.core.spaces import EnvSpec
-from polyak.core.struct import check_settings, choice, integer, number, setting, struct
+from polyak.core.struct import choice, integer, number, setting, struct
 from polyak.core.types import Mean, Metrics, PyTree, Rollout, Scalar, Terms, Variables
 from polyak.core.warn import warn
 from polyak.learning.check_rollout import as_arrays, check_rollout
@@ -124,12 +124,15 @@ class PPO(OnPolicyAgent):
         unused += () if settings["normalize_obs"] else ("clip_obs",)
         return cls(spec, **{name: value for name, value in settings.items() if name not in unused or name in changes})
 
-    def __post_init__(self) -> None:
-        owner = type(self).__name__
-        self._set_network(std="free" if self.sde_sample_freq is None else "sde")
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Complete the network."""
+        self.set_network(std="free" if self.sde_sample_freq is None else "sde")
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_sde(self, self._network)
+        owner = type(self).__name__
         if self.sde_sample_freq is not None and self.values_when == "collect" and isinstance(self.network, ActorAndCritic):
             raise ValueError(f"{owner}: values_when must be 'update' with sde_sample_freq and an ActorAndCritic, got 'collect'")
         if self.advantages == self.value_targets == "monte_carlo" and changed_settings(self, ("gae_lambda",)):
@@ -163,7 +166,7 @@ class PPO(OnPolicyAgent):
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | StateDependentExploration | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        policy = self._network_policy(state, state.copies.online, return_info=self.values_when == "collect")
+        policy = self.network_policy(state, state.copies.online, return_info=self.values_when == "collect")
         return add_return(add_sde(policy, self.sde_sample_freq), self)
 
     def update(

@@ -134,8 +134,9 @@ class PPOKL(PPO):
             l2_terms["l2_loss"] = sum(l2_terms.values(), jnp.float32(0.0))
         return loss, Aux(terms | penalties | l2_terms)
 
-    def _check_together(self) -> None:
-        super()._check_together()
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         if self.kl_cutoff_coef is not None and self.microbatch_size is not None:
             raise ValueError(
                 f"PPOKL: microbatch_size must be None with kl_cutoff_coef, whose penalty needs the mean KL divergence of a "

@@ -12,7 +12,7 @@ from polyak.agents.settings import AdamSettings, NormalizationSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.checks import check_created_with
 from polyak.core.spaces import EnvSpec, MultiDiscrete
-from polyak.core.struct import check_settings, integer, number, setting, static, struct
+from polyak.core.struct import integer, number, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.check_rollout import as_arrays, check_rollout
 from polyak.learning.epochs import check_divides, mean_terms, train_epochs
@@ -107,9 +107,12 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     )
     max_skipped_updates: int = integer(default=10)
 
-    def __post_init__(self) -> None:
+    def set_defaults(self) -> None:
+        """Complete the network."""
         object.__setattr__(self, "network", q_network_or_default("PQN", self.network, self.spec, QValues(), norm="layer"))
-        check_settings(self)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
         self.check_optimizer()
         check_normalizers(self)
         if is_noisy(self._network):
@@ -140,11 +143,11 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
 
     def policy(self, state: PQNState) -> Greedy:
         """The action of the largest value."""
-        return Greedy(self._network_policy(state, state.copies.evaluated()))
+        return Greedy(self.network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: PQNState) -> EpsilonGreedy | Boltzmann | FreshNoise:
         """The action of the largest value or, with probability ε, a random one."""
-        return add_q_exploration(self._network_policy(state, state.copies.online), self._exploration_rate(state))
+        return add_q_exploration(self.network_policy(state, state.copies.online), self._exploration_rate(state))
 
     def update(
         self, state: PQNState, rollout: Rollout, key: PRNGKeyArray, *, axis_name: str | None = None
@@ -275,10 +278,11 @@ class PQN(AdamSettings, NormalizationSettings, BaseAgent):
     def _exploration_rate(self, state: PQNState) -> Float[Array, ""]:
         return value_at(EPSILON if self.epsilon is None else self.epsilon, state.env_steps)
 
-    def _network_policy(self, state: PQNState, variables: Variables) -> NetworkPolicy:
+    def network_policy(self, state: PQNState, variables: Variables) -> NetworkPolicy:
+        """The policy of a network with these variables, with the state's statistics."""
         return NetworkPolicy(variables, state.obs_normalizer, self._network, self.spec, for_action=for_values)
 
     @property
     def _network(self) -> Network:
-        assert self.network is not None, "__post_init__ sets the default"
+        assert self.network is not None, "set_defaults sets it"
         return self.network

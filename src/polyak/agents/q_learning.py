@@ -14,7 +14,9 @@ from polyak.copies.network_copies import NetworkCopies
 from polyak.core.struct import choice, setting, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.recurrent_replay import carry_of_one
+from polyak.networks.heads import Quantiles, QValues
 from polyak.networks.layers import is_narrow
+from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.ops.distributions.combinations import as_discrete, combine_actions, for_values
 from polyak.ops.gradient_step import Aux, StepLog
 from polyak.ops.losses import weighted_sum
@@ -65,13 +67,10 @@ class QAgent(TargetSettings, OffPolicyAgent):
     tau: Scalar = 1.0
     target_period: int = 250
 
-    @abc.abstractmethod
-    def check_network(self, variables: Variables) -> None:
-        """Check the network's outputs.
-
-        Raises:
-            TypeError, ValueError: the loss cannot use the outputs.
-        """
+    @property
+    def head(self) -> QValues | Quantiles:
+        """The head of the network: by default the values of all actions."""
+        return QValues()
 
     @abc.abstractmethod
     def loss(
@@ -86,6 +85,12 @@ class QAgent(TargetSettings, OffPolicyAgent):
             key: for noise, dropout and other random numbers.
         """
 
+    def set_defaults(self) -> None:
+        """Complete the network; a built-in one has the agent's head."""
+        owner, allowed = type(self).__name__, self.takes_sequences
+        network = q_network_or_default(owner, self.network, self.spec, self.head, recurrent=allowed)
+        object.__setattr__(self, "network", network)
+
     def values_network(self) -> Any:
         """The network that policies act by, which returns `(q, value)`."""
         return self.network
@@ -96,6 +101,15 @@ class QAgent(TargetSettings, OffPolicyAgent):
         copies = NetworkCopies.create(self._network, key, spec, optimizer=None, target=self.follow())
         self.check_network(copies.online)
         return copies.with_optimizer_state(self.optimizer_at())
+
+    def check_network(self, variables: Variables) -> None:
+        """Check that the network returns `(q, value)`, or `head.outputs` of each action.
+
+        Raises:
+            TypeError, ValueError: the loss cannot use the outputs.
+        """
+        outputs = self.head.outputs if isinstance(self.head, QValues) else None
+        check_q_network(self._network, variables, self.spec, outputs)
 
     def train_step(
         self,
@@ -123,7 +137,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest value."""
-        return Greedy(self._network_policy(state, state.copies.evaluated()))
+        return Greedy(self.network_policy(state, state.copies.evaluated()))
 
     def collect_policy(self, state: OffPolicyState) -> EpsilonGreedy | Boltzmann | FreshNoise | DiscountedReturn:
         """The exploring policy; until `learning_starts` all actions are random."""
@@ -133,7 +147,7 @@ class QAgent(TargetSettings, OffPolicyAgent):
 
     def learner_policy(self, state: OffPolicyState) -> NetworkPolicy | EpisodeHead:
         """The policy of the online network, to which `collect_policy` adds random actions."""
-        return self._network_policy(state, state.copies.online)
+        return self.network_policy(state, state.copies.online)
 
     def prefers_single_thread(self, num_envs: int, devices: int) -> bool:
         """Return True for narrow layers and, on one device, small batches, of sequences all together; see `is_narrow`."""
@@ -160,12 +174,13 @@ class QAgent(TargetSettings, OffPolicyAgent):
         temperature = jnp.maximum(value_at(self.temperature, env_steps), jnp.finfo(jnp.float32).tiny)
         return jnp.where(self.has_started(env_steps), temperature, RANDOM_TEMPERATURE)
 
-    def _network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy:
+    def network_policy(self, state: OffPolicyState, variables: Variables) -> NetworkPolicy:
+        """The policy of a network with these variables, such as the online network, with the state's statistics."""
         return NetworkPolicy(variables, state.normalizers.obs, self.values_network(), self.spec, for_action=for_values)
 
     @property
     def _network(self) -> Any:
-        assert self.network is not None, "__post_init__ sets the default"
+        assert self.network is not None, "set_defaults sets it"
         return self.network
 
 

@@ -6,10 +6,10 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.q_learning import QAgent, fold, value_terms
-from polyak.core.struct import check_settings, integer, number, struct
+from polyak.core.struct import integer, number, struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.networks.heads import QValues
-from polyak.networks.q_network import ExpectedValues, check_q_network, q_network_or_default
+from polyak.networks.q_network import ExpectedValues
 from polyak.ops.gradient_step import Aux
 from polyak.ops.losses import best_action, of_action, weighted_sum
 from polyak.ops.value_distributions import midpoints, quantile_huber_loss
@@ -44,15 +44,10 @@ class QRDQN(QAgent):
     num_quantiles: int = integer(default=50)
     huber_delta: Scalar = number(default=1.0, at_least=0)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        head = QValues(outputs=self.num_quantiles)
-        object.__setattr__(self, "network", q_network_or_default("QRDQN", self.network, self.spec, head))
-        self._check_together()
-
-    def check_network(self, variables: Variables) -> None:
-        """Check that the network returns `num_quantiles` quantiles."""
-        check_q_network(self._network, variables, self.spec, self.num_quantiles)
+    @property
+    def head(self) -> QValues:
+        """`num_quantiles` quantiles of each action."""
+        return QValues(outputs=self.num_quantiles)
 
     def values_network(self) -> ExpectedValues:
         """The network with the means of its quantiles as values."""

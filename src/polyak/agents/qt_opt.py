@@ -14,7 +14,7 @@ from polyak.agents.settings import TargetSettings
 from polyak.copies.network_copies import NetworkCopies, cast_like
 from polyak.core.checks import check_created_with
 from polyak.core.spaces import check_env_spec
-from polyak.core.struct import check_settings, integer, number, static, struct
+from polyak.core.struct import integer, number, static, struct
 from polyak.core.types import Network, PyTree, Scalar, Variables, copy_buffers
 from polyak.learning.actor_critic_updates import check_critics, check_unit_actions, critic_terms, feedforward_or_default
 from polyak.networks.critics import Critics
@@ -82,15 +82,18 @@ class QTOpt(CEMSettings, ActionNoiseSettings, TargetSettings, OffPolicyAgent):
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
     lag_period: int | None = integer(default=5, optional=True)
 
-    def __post_init__(self) -> None:
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the critics."""
         check_env_spec("QTOpt", self.spec)
         check_unit_actions("QTOpt", self.spec)
         network = feedforward_or_default("QTOpt", "critics", self.critics, Critics(num_critics=1))
         if self.critics is None:
             warn_of_flat_images("QTOpt", "critics", network, self.spec)
         object.__setattr__(self, "critics", network)
-        check_settings(self)
-        self._check_together()
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         self.check_cem()
         self.check_noise()
 
@@ -187,5 +190,5 @@ class QTOpt(CEMSettings, ActionNoiseSettings, TargetSettings, OffPolicyAgent):
 
     @property
     def _critics(self) -> Network:
-        assert self.critics is not None, "__post_init__ sets the default"
+        assert self.critics is not None, "set_defaults sets it"
         return self.critics

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from polyak.agents.on_policy import OnPolicyState
 from polyak.agents.policy_gradient import PolicyGradientAgent, RolloutSummary
-from polyak.core.struct import check_settings, choice, number, struct
+from polyak.core.struct import choice, number, struct
 from polyak.core.types import PyTree, Rollout, Scalar
 from polyak.learning.rollout_batch import Weights
 from polyak.ops.losses import masked_mean_and_variance
@@ -48,15 +48,18 @@ class REINFORCE(PolicyGradientAgent):
     vf_coef: Scalar = number(default=0.2, at_least=0)
     normalize_advantage: bool = choice(default=True, choices=(True, False))
 
-    def __post_init__(self) -> None:
-        self._set_network()
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Complete the network."""
+        self.set_network()
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_no_sde("REINFORCE", self._network)
 
     def collect_policy(self, state: OnPolicyState) -> NetworkPolicy | DiscountedReturn:
         """Return the policy that samples from the online network's distribution."""
-        return add_return(self._network_policy(state, state.copies.online), self)
+        return add_return(self.network_policy(state, state.copies.online), self)
 
     def gradients(
         self,

@@ -14,7 +14,7 @@ from polyak.agents.on_policy import OnPolicyAgent, OnPolicyState
 from polyak.agents.settings import AdamSettings
 from polyak.copies.network_copies import NetworkCopies
 from polyak.core.spaces import EnvSpec
-from polyak.core.struct import check_settings, integer, number, static, struct
+from polyak.core.struct import integer, number, static, struct
 from polyak.core.types import Mean, Metrics, Network, PyTree, Rollout, Scalar, Variables
 from polyak.learning.check_rollout import as_arrays, check_returns, check_rollout
 from polyak.learning.epochs import check_divides, epoch_seeds, shuffled_minibatches
@@ -113,20 +113,23 @@ class RND(AdamSettings, BaseAgent):
     num_minibatches: int = integer(default=4)
     learning_rate: Schedule = 1e-4
 
-    def __post_init__(self) -> None:
+    def set_defaults(self) -> None:
+        """Check the agent, and complete the networks."""
         inner: Any = self.agent
         if isinstance(inner, BaseAgent) and not isinstance(inner, OnPolicyAgent):
             got = f"got {type(inner).__name__}; RNDDQN has intrinsic rewards and a replay"
             raise TypeError(f"RND: agent must learn from rollouts, such as PPO or A2C, {got}")
         if not isinstance(inner, OnPolicyAgent):
             raise TypeError(f"RND: agent must be an agent such as PPO(env.spec), got {inner!r:.80}")
-        check_settings(self)
-        self.check_optimizer()
         value = complete("RND", self.value, self.spec, ValueOnly(), name="value")
         if isinstance(value, BuiltInNetwork) and not isinstance(value, FeedForward):
             raise TypeError(f"RND: value must not be recurrent, got {value!r:.80}")
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "network", random_network_or_default("RND", self.network, self.spec))
+
+    def check_together(self) -> None:
+        """Check the optimizer."""
+        self.check_optimizer()
 
     @property
     def spec(self) -> EnvSpec:  # type: ignore[override]
@@ -334,5 +337,5 @@ class RND(AdamSettings, BaseAgent):
 
     @property
     def _value(self) -> Any:
-        assert self.value is not None, "__post_init__ sets the default"
+        assert self.value is not None, "set_defaults sets it"
         return self.value

@@ -12,12 +12,10 @@ from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.q_learning import QAgent, fold, value_terms
 from polyak.copies.network_copies import NetworkCopies
-from polyak.core.struct import check_settings, integer, number, static, struct
+from polyak.core.struct import integer, number, static, struct
 from polyak.core.types import Metrics, Network, PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import join_logs
-from polyak.networks.heads import QValues
 from polyak.networks.layers import is_narrow
-from polyak.networks.q_network import check_q_network, q_network_or_default
 from polyak.networks.sum_of_values import SumOfValues, join_values
 from polyak.ops.distributions.combinations import as_discrete, combine_actions
 from polyak.ops.gradient_step import Aux, StepLog
@@ -108,18 +106,17 @@ class RNDDQN(QAgent):
     intrinsic_gamma: Scalar = number(default=0.99, at_least=0, at_most=1)
     huber_delta: Scalar | None = number(default=1.0, above=0, optional=True)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.n_step != 1:
-            raise ValueError(f"RNDDQN: n_step={self.n_step} must be 1: a replay has no intrinsic rewards of the steps between")
-        object.__setattr__(self, "network", q_network_or_default("RNDDQN", self.network, self.spec, QValues()))
+    def set_defaults(self) -> None:
+        """Complete the networks."""
+        super().set_defaults()
         random = random_network_or_default("RNDDQN", self.random_network, self.spec, "random_network")
         object.__setattr__(self, "random_network", random)
-        self._check_together()
 
-    def check_network(self, variables: Variables) -> None:
-        """Check that the network returns `(q, value)`."""
-        check_q_network(self._network, variables, self.spec)
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        if self.n_step != 1:
+            raise ValueError(f"RNDDQN: n_step={self.n_step} must be 1: a replay has no intrinsic rewards of the steps between")
+        super().check_together()
 
     def create_copies(self, key: PRNGKeyArray) -> RNDCopies:  # type: ignore[override]
         """New networks; Q_E is the same as DQN's."""
@@ -140,13 +137,13 @@ class RNDDQN(QAgent):
 
     def policy(self, state: OffPolicyState) -> Greedy:
         """The action of the largest Q_E."""
-        return Greedy(self._network_policy(state, state.copies.extrinsic.evaluated()))
+        return Greedy(self.network_policy(state, state.copies.extrinsic.evaluated()))
 
     def learner_policy(self, state: OffPolicyState) -> NetworkPolicy:
         """The policy of Q_E + c Q_I, to which `collect_policy` adds random actions."""
         copies = state.copies
         variables = join_values(copies.extrinsic.online, copies.intrinsic.online, self.coefficient)
-        return dataclasses.replace(self._network_policy(state, variables), network=SumOfValues(self._network))
+        return dataclasses.replace(self.network_policy(state, variables), network=SumOfValues(self._network))
 
     def diagnose(self, metrics: Mapping[str, Any]) -> str | None:
         """Why training cannot go on, or why there are no intrinsic rewards; None if it can and there are."""

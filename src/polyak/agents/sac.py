@@ -10,7 +10,7 @@ from polyak.agents.sequence_settings import SequenceSettings
 from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
 from polyak.core.spaces import Discrete
-from polyak.core.struct import check_settings, integer, struct
+from polyak.core.struct import integer, struct
 from polyak.core.types import PyTree, Variables
 from polyak.learning.actor_critic_updates import (
     check_critics,
@@ -61,13 +61,12 @@ class SAC(SequenceSettings, TargetSettings, SoftActorAgent):
 
     num_target_critics: int | None = integer(default=None, optional=True)
 
-    def __post_init__(self) -> None:
-        self._set_views()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.set_views()
         if not isinstance(self.spec.action, Discrete):
             check_unit_actions("SAC", self.spec, "PPO takes every space", " or one Discrete")
-        self._set_networks(self._default_actor(), Critics())
-        check_settings(self)
-        self._check_together()
+        self.set_networks(self._default_actor(), Critics())
 
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return `(q, None)`, and that there are at least `num_target_critics` critics."""

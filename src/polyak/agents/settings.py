@@ -114,8 +114,8 @@ class ViewSettings:
         """The spec as the actor, or the critic, sees it."""
         return self.spec.select_entries(self.views[name])
 
-    def _set_views(self) -> None:
-        """Check the spec and the views, and convert views to tuples; called first by `__post_init__`.
+    def set_views(self) -> None:
+        """Check the spec and the views, and convert views to tuples; called first by `set_defaults`.
 
         Raises:
             TypeError: the spec is no `EnvSpec`, or a view no names.

@@ -195,7 +195,7 @@ class SoftActorAgent(ActorCriticAgent):
 
     def create_copies(self, key: PRNGKeyArray) -> SoftActorCopies:
         """An actor, critics, which have a target where `follow` has a rule, and a temperature."""
-        actor, critics, average = self._create_networks(key, actor_target=None)
+        actor, critics, average = self.create_networks(key, actor_target=None)
         self.check_critics(critics.online)
         if self.weight_norm:
             self._warn_without_normalization()
@@ -212,9 +212,9 @@ class SoftActorAgent(ActorCriticAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's distribution, with its noise held or dependent on the state; at first uniformly random actions."""
-        actor, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
+        actor, freq = self.network_policy(state, state.copies.actor.online), self.sde_sample_freq
         explorer = repeat_noise(actor, self.max_noise_repeats) if freq is None else StateDependentExploration(actor, freq)
-        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
+        return self.to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def train_step(
         self,
@@ -266,7 +266,7 @@ class SoftActorAgent(ActorCriticAgent):
 
         (actor, temperature), logs = train_every(self.policy_delay, critics, critic_log, train_actor, (actor, temperature))
         actor = dataclasses.replace(actor, online=self.share_encoder(actor.online, critics.online))
-        average = self._update_average(copies.average, actor.online, critic_log.applied)
+        average = self.update_average(copies.average, actor.online, critic_log.applied)
         return SoftActorCopies(actor, critics, temperature, average), join_logs(critic=critic_log, **logs)
 
     def actor_loss_at(
@@ -310,7 +310,7 @@ class SoftActorAgent(ActorCriticAgent):
         """
         draw, _ = self.draw_actions(actor, batch.obs, batch.action_mask, key)
         target = self.target_entropy
-        assert not isinstance(target, str), "__post_init__ has None for it"
+        assert not isinstance(target, str), "check_together has None for it"
         excess = draw.mean(draw.log_prob) + (self.default_target_entropy(batch.action_mask) if target is None else target)
         weight = log_alpha if self.alpha_loss == "log_alpha" else jnp.exp(log_alpha)
         return weighted_sum(-weight * jax.lax.stop_gradient(excess), batch.weight), Aux({})
@@ -400,13 +400,13 @@ class SoftActorAgent(ActorCriticAgent):
     def _default_actor(self) -> Actor:
         return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
 
-    def _check_together(self) -> None:
+    def check_together(self) -> None:
         """Check settings that depend on each other; with a fixed α, the settings of a learned α must be left out.
 
         Raises:
             ValueError: settings contradict each other, or α would grow without bound; the message names them.
         """
-        super()._check_together()
+        super().check_together()
         check_sde(self, self._actor)
         if self.sde_sample_freq is not None:
             check_unset(self, ("max_noise_repeats",), "has no effect with sde_sample_freq; leave it out")

@@ -12,7 +12,7 @@ from polyak.agents.delayed_actor import ValueCriticsAgent
 from polyak.agents.off_policy import OffPolicyState
 from polyak.agents.sequence_settings import SequenceSettings
 from polyak.core.checks import check_unset
-from polyak.core.struct import check_settings, integer, setting, struct
+from polyak.core.struct import integer, setting, struct
 from polyak.core.types import PyTree, Terms, Variables
 from polyak.learning.actor_critic_updates import check_critics, check_num_target_critics, min_of_critics
 from polyak.networks.actor import Actor
@@ -70,11 +70,14 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     sde_sample_freq: int | None = integer(default=None, optional=True)
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        self._set_networks(self.default_actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0), Critics())
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
+        self.set_networks(self.default_actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0), Critics())
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_sde(self, self._actor)
         if self.sde_sample_freq is not None:
             check_unset(self, ("exploration_noise",), "has no effect with sde_sample_freq; leave it out")
@@ -87,12 +90,12 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
 
     def collect_policy(self, state: OffPolicyState) -> RandomWarmStart | WithCriticState | DiscountedReturn:
         """The actor's action with noise; until `learning_starts` uniformly random actions."""
-        policy, freq = self._network_policy(state, state.copies.actor.online), self.sde_sample_freq
+        policy, freq = self.network_policy(state, state.copies.actor.online), self.sde_sample_freq
         # As a number, so that workers evaluate no schedule.
         scale = value_at(self.exploration_noise, state.env_steps)
         on_actions = GaussianNoise(policy, scale) if freq is None else StateDependentExploration(policy, freq)
         explorer = self.add_parameter_noise(policy) or on_actions
-        return self._to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
+        return self.to_collect(RandomWarmStart(explorer, self.learning_starts, state.env_steps), state)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray
@@ -110,6 +113,7 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
         """-J(φ), of the first critic, or of the mean of an ensemble of which targets take a subset; no terms."""
         return -weighted_sum(q[:, 0] if self.num_target_critics is None else jnp.mean(q, axis=1), batch.weight), {}
 
-    def _network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+    def network_policy(self, state: OffPolicyState, actor: Variables) -> NetworkPolicy:
+        """The policy of an actor, which is deterministic without `sde_sample_freq`."""
         is_deterministic = self.sde_sample_freq is None
-        return dataclasses.replace(super()._network_policy(state, actor), is_deterministic=is_deterministic)
+        return dataclasses.replace(super().network_policy(state, actor), is_deterministic=is_deterministic)

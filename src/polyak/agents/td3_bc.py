@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.delayed_actor import ValueCriticsAgent
 from polyak.agents.off_policy import OffPolicyState
-from polyak.core.struct import check_settings, choice, number, setting, struct
+from polyak.core.struct import choice, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, check_critics
 from polyak.networks.actor import Actor
@@ -74,11 +74,14 @@ class TD3BC(ValueCriticsAgent):
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     learning_rate: Schedule = 3e-4
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        self._set_networks(Actor(std="fixed"), Critics())
-        check_settings(self)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
+        self.set_networks(Actor(std="fixed"), Critics())
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         check_no_sde("TD3BC", self._actor)
 
     def check_critics(self, variables: Variables) -> None:
@@ -87,8 +90,8 @@ class TD3BC(ValueCriticsAgent):
 
     def collect_policy(self, state: OffPolicyState) -> GaussianNoise | WithCriticState | DiscountedReturn:
         """The actor's action with Gaussian noise."""
-        policy = self._network_policy(state, state.copies.actor.online)
-        return self._to_collect(GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps)), state)
+        policy = self.network_policy(state, state.copies.actor.online)
+        return self.to_collect(GaussianNoise(policy, value_at(self.exploration_noise, state.env_steps)), state)
 
     def td_target(
         self, batch: Transition, *, target: Variables, target_actor: Variables, key: PRNGKeyArray

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from polyak.agents.quantile_critics import QuantileCriticsAgent
 from polyak.agents.sequence_settings import SequenceSettings
-from polyak.core.struct import check_settings, integer, struct
+from polyak.core.struct import integer, struct
 from polyak.core.types import Variables
 from polyak.learning.actor_critic_updates import check_critics
 from polyak.networks.critics import Critics
@@ -50,12 +50,15 @@ class TQC(SequenceSettings, QuantileCriticsAgent):
 
     dropped_quantiles: int = integer(default=2, at_least=0)
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        check_settings(self)
-        self._set_networks(self._default_actor(), Critics(num_critics=5))
-        self._set_outputs_of_critics("num_quantiles", self.num_quantiles)
-        self._check_together()
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
+        self.set_networks(self._default_actor(), Critics(num_critics=5))
+        self.set_outputs_of_critics("num_quantiles", self.num_quantiles)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         if self.dropped_quantiles >= self.num_quantiles:
             raise ValueError(
                 f"TQC: dropped_quantiles={self.dropped_quantiles} must be less than num_quantiles={self.num_quantiles}"

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from polyak.agents.atom_settings import AtomSettings
 from polyak.agents.settings import TargetSettings
 from polyak.agents.soft_actor import SoftActorAgent
-from polyak.core.struct import check_settings, struct
+from polyak.core.struct import struct
 from polyak.core.types import PyTree, Scalar, Variables
 from polyak.learning.actor_critic_updates import check_critics
 from polyak.networks.critics import Critics
@@ -80,13 +80,16 @@ class XQC(AtomSettings, TargetSettings, SoftActorAgent):
     policy_delay: int = 3
     weight_norm: bool = True
 
-    def __post_init__(self) -> None:
-        self._check_boxes()
-        check_settings(self)
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
         actor = dataclasses.replace(self._default_actor(), hidden=(256,) * 4, norm="batch", norm_inputs=True)
-        self._set_networks(actor, Critics((512,) * 4, norm="batch", norm_inputs=True))
-        self._set_outputs_of_critics("num_atoms", self.num_atoms)
-        self._check_together()
+        self.set_networks(actor, Critics((512,) * 4, norm="batch", norm_inputs=True))
+        self.set_outputs_of_critics("num_atoms", self.num_atoms)
+
+    def check_together(self) -> None:
+        """Check settings that depend on each other."""
+        super().check_together()
         self.check_atoms()
 
     def check_critics(self, variables: Variables) -> None:

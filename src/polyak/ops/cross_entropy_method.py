@@ -41,7 +41,7 @@ class CEMSettings:
         return CEMSettings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(CEMSettings)})
 
     def check_cem(self) -> None:
-        """Check the settings that depend on each other; called by `__post_init__` of an agent.
+        """Check the settings that depend on each other; called by `check_together` of an agent.
 
         Raises:
             ValueError: there are fewer samples than elites, or `initial_std` is below `min_std`.
