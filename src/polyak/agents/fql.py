@@ -63,10 +63,10 @@ class FQL(TargetSettings, ActorCriticAgent):
         L_π(ω) = E[ α |μ_ω(s, z) - μ_ψ(s, z)|² / dim A - λ mean_i Q_θi(s, μ_ω(s, z)) ]
 
     with noise z ~ N(0, I). The flow clones the data's actions, also multimodal ones: μ_ψ(s, z) is the end of the flow from z,
-    x_{k+1} = x_k + v_ψ(s, x_k, k / K) / K. The actor is a policy of one step, μ_ω(s, z), which stays near the flow and
-    maximizes Q; no gradient passes through the steps of the flow. A gradient step trains the critics, then the flow, then the
-    actor against both. Actions lie in [-1, 1], `envs.make(..., action_scaling="rescale")`, and are clipped to it wherever
-    critics or environment see them.
+    x_{k+1} = x_k + v_ψ(s, x_k, k / K) / K, clipped to [-1, 1]. The actor is a policy of one step, μ_ω(s, z), which stays near
+    the flow and maximizes Q; no gradient passes through the steps of the flow. A gradient step trains the critics, then the
+    flow, then the actor against both. Actions lie in [-1, 1], `envs.make(..., action_scaling="rescale")`, and those of the
+    actor are clipped to it wherever critics or environment see them, but not in the distance to the flow.
 
     The authors evaluate actions of new noise, as `predict(obs, deterministic=False, key=...)` returns them. The greedy policy
     is not theirs: it takes, of 31 actions of fixed noise, the one with most others near it, which costs 31 passes of the actor.
