@@ -32,7 +32,7 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
         TypeError: `agent` is passed for a file.
         ValueError: the policy of `agent` would act differently than the run's policy.
     """
-    if not os.path.lexists(path):
+    if not os.path.lexists(path) and not os.path.lexists(Path(path).parent / "config.json"):
         raise RunError(f"{path}: there is no such run directory or exported file")
     if Path(path).is_file():
         if is_pack(Path(path)):

@@ -25,9 +25,9 @@ def page():
     """The names that the page defines, without its trainings."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}
-    for text in ("ConservativeSAC", "SPO", "MixedStepReplay", "Novelty"):
+    for text in ("ConservativeSAC", "SPO", "ExpectedSARSA", "MixedStepReplay", "Novelty"):
         block = next(block for block in blocks if f"class {text}(" in block)
-        exec(compile(re.split(r"\n\n\n(?:balance|cartpole|ppo) =", block)[0], "extend-agent.md", "exec"), names)
+        exec(compile(re.split(r"\n\n\n(?:agent|balance|cartpole|ppo) =", block)[0], "extend-agent.md", "exec"), names)
     return names
 
 
@@ -42,6 +42,16 @@ def test_another_surrogate_takes_the_place_of_the_clipped_one(page):
     # |A| (ρ - 1)² / 2ε - ρ A
     wanted = 0.5 * (1.0 - 1.0) + 0.25 * (0.5 + 1.5) + 0.25 * (0.0 - 3.0)
     np.testing.assert_allclose([loss, terms["policy_gradient_loss"]], wanted, rtol=1e-6)
+
+
+def test_settings_of_an_agent_are_checked_without_a_method_of_its_own(page):
+    spec = polyak.EnvSpec(Box([-1.0], [1.0]), Discrete(2))
+    with pytest.raises(ValueError, match=r"^ExpectedSARSA: gamma must be a number in \[0, 1\], got 2"):
+        page["ExpectedSARSA"](spec, gamma=2)
+    with pytest.raises(ValueError, match=r"^ExpectedSARSA: network must not be recurrent"):
+        page["ExpectedSARSA"](spec, polyak.LSTM(8))
+    with pytest.raises(ValueError, match=r"^ConservativeDQN: replay must be a SequenceReplay"):
+        type("ConservativeDQN", (polyak.DQN,), {})(spec, polyak.LSTM(8))
 
 
 def test_mixed_steps_sum_as_many_rewards_and_each_number_is_as_frequent(page):

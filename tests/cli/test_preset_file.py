@@ -34,7 +34,7 @@ def test_flags_override_a_preset_file(tmp_path):
         ("run_dir = '/tmp/x'", "unknown setting 'run_dir'"),
         ("hidden = ['--agent', 'os:system']", "hidden must be a number, a text"),
         ("gamma = []", "gamma must be a number, a text"),
-        ("hidden = [3]\n[network]\nhidden = [64]", "hidden is set twice, also in \\[network\\]"),
+        ("hidden = [3]\n[network]\nhidden = [64]", "hidden is set twice, at the top and in \\[network\\]"),
         ("num_envs = [1, 2]", r"num_envs must be a number or a text, got \[1, 2\]"),
         ("gamma = {a = 1}", "gamma must be a number, a text, a boolean or a list"),
         ("normalize_obs = 'yes'", "normalize_obs must be true or false, got 'yes'"),

@@ -45,10 +45,10 @@ def test_groups_are_in_the_order_of_numbers(tmp_path):
 
 
 def test_groups_whose_settings_are_close_have_different_labels(tmp_path):
-    for number, steps in enumerate([1_000_000.0, 1_000_024.0]):
-        write_run(tmp_path / str(number), linear_rows(3), agent={"learning_rate.env_steps": steps})
+    for number, steps in enumerate([10_000_000.0, 10_000_024.0, 2.5]):
+        write_run(tmp_path / str(number), linear_rows(3), agent={"steps": steps})
     groups = group_runs(polyak.load_runs(tmp_path).records)
-    assert [group.label for group in groups] == ["learning_rate.env_steps=1000000", "learning_rate.env_steps=1000024"]
+    assert [group.label for group in groups] == ["steps=2.5", "steps=10000000.0", "steps=10000024.0"]
 
 
 def test_runs_are_grouped_by_chosen_settings(tmp_path):

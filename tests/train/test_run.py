@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -533,8 +534,17 @@ def test_a_result_is_saved_and_resumed_from_there(directory, unchecked):
 
 
 def test_a_result_with_a_run_directory_is_saved_with_its_metrics(directory):
-    train(jax_env(), run_dir="run").save("saved")
-    assert polyak.load_run("saved").metrics["env_steps"].tolist() == polyak.load_run("run").metrics["env_steps"].tolist() != []
+    result = train(jax_env(), run_dir="run")
+    result.save("saved")
+    steps = polyak.load_run("run").metrics["env_steps"].tolist()
+    assert polyak.load_run("saved").metrics["env_steps"].tolist() == steps and steps[-1] == result.progress.env_steps
+    polyak.resume("run", env_steps=2 * result.progress.env_steps, progress=False)
+    result.save("as it was")
+    assert polyak.load_run("as it was").metrics["env_steps"].tolist() == steps
+    shutil.rmtree("run")
+    with pytest.warns(UserWarning, match="run has no metrics any more"):
+        result.save("state alone")
+    same(polyak.load_policy("state alone"), result.policy)
 
 
 @pytest.mark.slow

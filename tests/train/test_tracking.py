@@ -135,6 +135,14 @@ def test_a_training_that_fails_is_a_failed_run_of_the_tracker(wandb, tmp_path):
     assert status == [("1", "FAILED"), ("1", "FINISHED")]
 
 
+def test_seeds_that_diverge_are_failed_runs_of_the_tracker(wandb, tmp_path):
+    diverging = SETTINGS | {"learning_rate": 1e30, "max_grad_norm": None, "max_skipped_updates": 2}
+    settings = {"env_steps": 400, "num_envs": 2, "settings": diverging, "eval_episodes": 0, "progress": False}
+    with pytest.warns(UserWarning, match="has diverged"):
+        polyak.train.run_seeds("ppo", "jax/Pendulum-v1", seeds=2, run_dir=tmp_path / "seeds", track="wandb", **settings)
+    assert [run.exit_code for (run,) in wandb.runs.values()] == [1, 1]
+
+
 def test_videos_are_logged_once_each(wandb, tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")

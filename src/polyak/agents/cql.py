@@ -90,7 +90,7 @@ class CQL(TargetSettings, SoftActorAgent):
         """Check the spec, and complete the networks."""
         self.set_views()
         check_unit_actions("CQL", self.spec, "DQN with cql_weight takes Discrete actions")
-        self.set_networks(self._default_actor(), Critics())
+        self.set_networks(self.default_actor(), Critics())
 
     def check_together(self) -> None:
         """Check settings that depend on each other."""

@@ -70,7 +70,7 @@ class CrossQ(SoftActorAgent):
     def set_defaults(self) -> None:
         """Check the spec, and complete the networks."""
         self.check_boxes()
-        actor = dataclasses.replace(self._default_actor(), norm="batch_renorm", norm_before="linear")
+        actor = dataclasses.replace(self.default_actor(), norm="batch_renorm", norm_before="linear")
         self.set_networks(actor, Critics((2048, 2048), norm="batch_renorm", norm_before="linear"))
 
     def check_critics(self, variables: Variables) -> None:

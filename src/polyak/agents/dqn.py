@@ -81,14 +81,15 @@ class DQN(MunchausenSettings, QAgent):
         """Complete the network, and store returns with `monte_carlo_weight`."""
         super().set_defaults()
         has_returns = self.monte_carlo_weight is not None
-        replay = with_returns("DQN", self.replay, self.gamma) if has_returns else without_returns(self.replay)
+        replay = with_returns(type(self).__name__, self.replay, self.gamma) if has_returns else without_returns(self.replay)
         object.__setattr__(self, "replay", replay)
 
     def check_together(self) -> None:
         """Check settings that depend on each other."""
+        owner = type(self).__name__
         if self.munchausen is not None and self.gap_weight is not None:
-            raise ValueError("DQN: munchausen and gap_weight are two ways to increase the action gap; leave one of them out")
-        check_sequences("DQN", self.network, self.replay, self.num_steps)
+            raise ValueError(f"{owner}: munchausen and gap_weight are two ways to increase the action gap; leave out one")
+        check_sequences(owner, self.network, self.replay, self.num_steps)
         super().check_together()
 
     @property

@@ -388,7 +388,7 @@ class OffPolicyAgent(ResetSettings, AdamSettings, NormalizationSettings, BaseAge
         return StepCount.of(env_steps) >= StepCount.of(self.learning_starts)
 
     def check_together(self) -> None:
-        """Check settings that depend on each other."""
+        """Check settings that depend on each other, and complete the replay for the environment."""
         self.check_optimizer()
         check_normalizers(self)
         if not self.takes_sequences:

@@ -66,7 +66,7 @@ class SAC(SequenceSettings, TargetSettings, SoftActorAgent):
         self.set_views()
         if not isinstance(self.spec.action, Discrete):
             check_unit_actions("SAC", self.spec, "PPO takes every space", " or one Discrete")
-        self.set_networks(self._default_actor(), Critics())
+        self.set_networks(self.default_actor(), Critics())
 
     def check_critics(self, variables: Variables) -> None:
         """Check that critics return `(q, None)`, and that there are at least `num_target_critics` critics."""

@@ -397,11 +397,14 @@ class SoftActorAgent(ActorCriticAgent):
                     f"features; use polyak.{type(network).__name__}(..., norm='batch'), got {network!r}"
                 )
 
-    def _default_actor(self) -> Actor:
+    def default_actor(self) -> Actor:
+        """An actor whose noise is drawn at each step, or is state-dependent with `sde_sample_freq`."""
         return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
 
     def check_together(self) -> None:
         """Check settings that depend on each other; with a fixed α, the settings of a learned α must be left out.
+
+        A `target_entropy` of `"auto"` becomes None.
 
         Raises:
             ValueError: settings contradict each other, or α would grow without bound; the message names them.

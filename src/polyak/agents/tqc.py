@@ -53,7 +53,7 @@ class TQC(SequenceSettings, QuantileCriticsAgent):
     def set_defaults(self) -> None:
         """Check the spec, and complete the networks."""
         self.check_boxes()
-        self.set_networks(self._default_actor(), Critics(num_critics=5))
+        self.set_networks(self.default_actor(), Critics(num_critics=5))
         self.set_outputs_of_critics("num_quantiles", self.num_quantiles)
 
     def check_together(self) -> None:

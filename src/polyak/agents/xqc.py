@@ -83,7 +83,7 @@ class XQC(AtomSettings, TargetSettings, SoftActorAgent):
     def set_defaults(self) -> None:
         """Check the spec, and complete the networks."""
         self.check_boxes()
-        actor = dataclasses.replace(self._default_actor(), hidden=(256,) * 4, norm="batch", norm_inputs=True)
+        actor = dataclasses.replace(self.default_actor(), hidden=(256,) * 4, norm="batch", norm_inputs=True)
         self.set_networks(actor, Critics((512,) * 4, norm="batch", norm_inputs=True))
         self.set_outputs_of_critics("num_atoms", self.num_atoms)
 

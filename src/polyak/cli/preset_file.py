@@ -31,7 +31,7 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
         raise UsageError(f"--preset {error}") from None
     network = values.pop("network", {}) if isinstance(values.get("network"), dict) else {}
     if twice := sorted(values.keys() & network.keys()):
-        raise UsageError(f"--preset {file}: {twice[0]} is set twice, also in [network]")
+        raise UsageError(f"--preset {file}: {twice[0]} is set twice, at the top and in [network]")
     types = field_types(kind)
     known = [name for name in types if name not in OF_THE_COMMAND_LINE]
     given, found = set_flags(arguments), list[str]()
@@ -51,7 +51,7 @@ def flags_from(file: str, kind: Any, arguments: Sequence[str]) -> list[str]:
         items = value if isinstance(value, list) else [value]
         # A list is several arguments, of which none may be a flag.
         is_flag = len(items) > 1 and any(str(item).startswith("-") for item in items)
-        has_no_list = len(items) > 1 and not any(get_origin(option) is tuple for option in options)
+        has_no_list = len(items) > 1 and not any(get_origin(option) is tuple for option in (types[name], *options))
         if not items or is_flag or has_no_list or not all(isinstance(item, str | int | float) for item in items):
             wanted = "a number or a text" if has_no_list else "a number, a text, a boolean or a list"
             raise UsageError(f"--preset {file}: {name} must be {wanted}, got {value!r:.80}")

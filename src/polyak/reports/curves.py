@@ -145,13 +145,19 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
         groups.setdefault((record.env, algorithm, repr(chosen)), []).append(record)
     result, keys = [], []
     first: dict[str, int] = {}
+    values_of: dict[tuple[str, str], set[str]] = {}
+    for (env, algorithm, _), inside in groups.items():
+        for name, value in _settings_of(inside[0], names[env, algorithm] if by is None else by).items():
+            values_of.setdefault((name, _text(value)), set()).add(repr(value))
 
     def rank(*parts: object) -> int:
         return first.setdefault(repr(parts), len(first))
 
     for (env, algorithm, _), inside in groups.items():
         settings = _settings_of(inside[0], names[env, algorithm] if by is None else by)
-        parts = [str(value) if name == "algorithm" else f"{name}={_text(value)}" for name, value in settings.items()]
+        # Groups with equal labels would be one.
+        texts = {name: _text(x) if len(values_of[name, _text(x)]) == 1 else repr(x) for name, x in settings.items()}
+        parts = [text if name == "algorithm" else f"{name}={text}" for name, text in texts.items()]
         if by is None and (has_algorithms or not parts):
             parts.insert(0, algorithm)
         result.append(Group(", ".join(parts), env, settings, tuple(inside)))
@@ -298,5 +304,4 @@ def _make_grid(axes: Sequence[Floats], first: float, last: float, points: int) -
 
 
 def _text(value: object) -> str:
-    # Groups with equal labels would be one: these digits tell apart the lengths of schedules, and float32 from float64.
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

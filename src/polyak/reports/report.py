@@ -44,12 +44,12 @@ def report(
     if not runs:
         raise TypeError('report: needs a run; pass report("runs/pole")')
     require_bokeh()
-    found, groups = load_runs(*runs), () if group_by is None else as_names("report: group_by", group_by)
     path = Path(runs[0]) / REPORT if output is None else Path(output)
     if is_run_file(path) or path.is_dir():
         raise ValueError(f"report: output must be a separate file, not a directory or a file of the run, got {path}")
-    if path.suffix.lower() not in (".html", ".htm"):
+    if path.suffix.lower() != ".html":
         raise ValueError(f"report: output must end in .html, got {path}")
+    found, groups = load_runs(*runs), () if group_by is None else as_names("report: group_by", group_by)
     if not path.parent.is_dir():
         raise RunError(f"{path}: cannot be written: there is no directory {path.parent}")
     page = render_page(_make_view(found, runs, path, groups))

@@ -11,6 +11,7 @@ from polyak.core.printing import format_number
 from polyak.core.suggestions import suggest_arguments, suggest_attributes
 from polyak.core.tags import RETURN
 from polyak.core.types import Agent, Env, HostEnv, Policy, Progress, State, TrainedPolicy
+from polyak.core.warn import warn
 from polyak.export.write_policy import SUFFIXES, Format, write_policy
 from polyak.loops.evaluate import Evaluation
 from polyak.loops.loop import LoopState
@@ -105,10 +106,15 @@ class Result(Generic[State]):
             RunError: the directory is not new or empty, or cannot be written; or the metrics of `run_dir` are damaged.
             CheckpointError: the agent's state contains NaN or infinity.
         """
+        rows = self.history if self.run_dir is None else Run(self.run_dir).read_metrics()
+        # A resumed training may have continued the run directory.
+        rows = [row for row in rows if row["env_steps"] <= self.progress.env_steps]
+        if self.run_dir is not None and not rows:
+            warn(f"Result.save: {self.run_dir} has no metrics any more, so that {path} has none")
         with create(path, self.config.to_json()) as run:
             replay, save_replay = replay_path(self.agent), self.config.checkpoint_replay
             save_state(run, self.progress, self.loop_state, self.snapshot, replay=replay, save_replay=save_replay)
-            for row in self.history if self.run_dir is None else Run(self.run_dir).read_metrics():
+            for row in rows:
                 run.append_metrics(row)
             run.write_summary(make_summary(self.config, self.progress, self.evaluation, stopped=self.stopped))
             return run.directory

@@ -180,7 +180,7 @@ def open_policies(path: Path, *, best: bool) -> tuple[Run, Path]:
     """Open a run; returns the run and the directory of its newest policies, or of the best.
 
     Raises:
-        RunError: the path is no run.
+        RunError: the path is no run, or the run has no best policy.
     """
     return open_checkpoints(path / BEST if best and path.name != BEST else path)
 

@@ -212,25 +212,27 @@ def train_in_parallel(
             stack.enter_context(periodic_video(training.config, training.env, training.run, 0, display))
             for training in trainings
         ]
-        further = [
-            [*given, *stack.enter_context(tracked(training.config, training.run, is_resumed=False))]
-            for training, given in zip(trainings, callbacks or [()] * count, strict=True)
-        ]
+        trackers = [stack.enter_context(tracked(training.config, training.run, is_resumed=False)) for training in trainings]
+        given = callbacks or [()] * count
         results = compiled_seeds(
             first.agent,
             cast(Env, trainings[0].env),
             env_steps=first.env_steps,
             keys=keys,
             callbacks=[
-                join_callbacks(training, notes[i], [*evaluations[i], *videos[i]], further[i], reports.callback_of(i))
+                join_callbacks(
+                    training, notes[i], [*evaluations[i], *videos[i]], [*given[i], *trackers[i]], reports.callback_of(i)
+                )
                 for i, training in enumerate(trainings)
             ],
             report_every=first.report_every,
             should_stop=should_stop,
         )
-        for training, trained in zip(trainings, results, strict=True):
+        for training, trained, tracked_run in zip(trainings, results, trackers, strict=True):
             if trained.diagnosis is None:
                 save_last(training, trained)
+            for tracker in tracked_run:
+                tracker.failed = trained.diagnosis is not None
     return [
         with_evaluations(make_result(training, trained, None), evaluation)
         for training, trained, evaluation in zip(trainings, results, evaluations, strict=True)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from polyak.core.types import Callback, Progress, PyTree
+from polyak.core.types import Progress, PyTree
 from polyak.core.warn import warn
 from polyak.runs import RunConfig
 from polyak.storage.directory import find
@@ -24,9 +24,13 @@ class TrackedRun:
     Args:
         owner: name of the tracker in warnings.
         tracker: the tracked run.
+
+    Attributes:
+        failed: True marks the tracked run as failed at its end.
     """
 
     def __init__(self, owner: str, tracker: Tracker) -> None:
+        self.failed = False
         self._owner, self._tracker = owner, tracker
         self._has_settings = self._has_warned = False
         self._videos: set[Path] = set()
@@ -45,12 +49,12 @@ class TrackedRun:
                 self._videos.add(path)
                 self._try(self._tracker.log_video, path, progress.env_steps)
 
-    def close(self, run: Run, *, failed: bool) -> None:
+    def close(self, run: Run) -> None:
         """Log the last and the best checkpoint as run directories that `polyak.load_policy` takes, and end the tracked run."""
         for name, directory in (("checkpoint", run.checkpoints), ("best", run.best)):
             if found := find(directory):
                 self._try(self._tracker.log_files, name, _files_of(run, found[max(found)]))
-        self._try(self._tracker.close, failed)
+        self._try(self._tracker.close, self.failed)
 
     def _try(self, log: Callable[..., None], *args: Any) -> None:
         try:
@@ -62,7 +66,7 @@ class TrackedRun:
 
 
 @contextmanager
-def tracked(config: RunConfig, run: Run | None, *, is_resumed: bool) -> Iterator[list[Callback]]:
+def tracked(config: RunConfig, run: Run | None, *, is_resumed: bool) -> Iterator[list[TrackedRun]]:
     """Yield a list with the callback of `config.track`, or an empty list; the tracked run ends with the block.
 
     The tracker's id of the run is in its directory, so that a resumed run continues the same tracked run.
@@ -84,12 +88,14 @@ def tracked(config: RunConfig, run: Run | None, *, is_resumed: bool) -> Iterator
         warn(f"{owner}: {type(error).__name__}: {error}; training goes on without it")
         yield []
         return
-    callback, failed = TrackedRun(owner, tracker), True
+    callback = TrackedRun(owner, tracker)
     try:
         yield [callback]
-        failed = False
+    except BaseException:
+        callback.failed = True
+        raise
     finally:
-        callback.close(run, failed=failed)
+        callback.close(run)
 
 
 def _read_id(run: Run, track: TrackerName) -> str | None:
