@@ -177,6 +177,15 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         tau = jnp.asarray(self.ema_tau, jnp.float32)
         return soft_update(actor, average, jnp.where(applied, tau, 0.0))
 
+    def default_actor(self) -> Actor:
+        """The actor where none is set."""
+        return Actor(std="fixed") if self.is_deterministic else Actor()
+
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks."""
+        self.check_boxes()
+        self.set_networks(self.default_actor(), Critics())
+
     def check_boxes(self) -> None:
         """Check the views, and that actions are Boxes in [-1, 1]."""
         self.set_views()

@@ -16,7 +16,8 @@ class BaseAgent(abc.ABC):
     """A frozen object of settings, whose state is one pytree with everything that training changes; see `polyak.Agent`.
 
     An agent of your own has `spec` and `num_steps` as fields (or properties, where it wraps another agent), and defines `init`,
-    `policy`, `collect_policy` and `update`. All else has a default.
+    `policy`, `collect_policy` and `update`. All else has a default. When an agent is created, each setting is checked, then
+    `set_defaults` and `check_together` run; a `__post_init__` of your own must call `super().__post_init__()`.
 
     Attributes:
         spec: the environment's spaces.

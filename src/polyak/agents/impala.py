@@ -45,10 +45,6 @@ class IMPALA(PolicyGradientAgent):
     rho_clip: Scalar = number(default=1.0, above=0)
     c_clip: Scalar = number(default=1.0, at_least=0)
 
-    def set_defaults(self) -> None:
-        """Complete the network."""
-        self.set_network()
-
     def check_together(self) -> None:
         """Check settings that depend on each other."""
         super().check_together()

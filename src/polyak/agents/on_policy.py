@@ -124,6 +124,10 @@ class OnPolicyAgent(AdamSettings, NormalizationSettings, ViewSettings, BaseAgent
         network = network_or_default(type(self).__name__, self.network, self.spec, std=std, views=self.views)
         object.__setattr__(self, "network", network)
 
+    def set_defaults(self) -> None:
+        """Complete the network."""
+        self.set_network()
+
     def check_together(self) -> None:
         """Check settings that depend on each other."""
         self.check_optimizer()

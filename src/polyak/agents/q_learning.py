@@ -36,7 +36,7 @@ RANDOM_TEMPERATURE = 1e30
 class QAgent(TargetSettings, OffPolicyAgent):
     """An agent of action values for Discrete and MultiDiscrete actions.
 
-    A leaf defines `loss` and `check_network`, and sets the default of `network`.
+    A leaf defines `loss`, and `head` where its network returns something else than values of actions.
 
     Attributes:
         spec: the environment's spaces (`env.spec`). A MultiDiscrete action counts as one choice of at most 4096 combinations.

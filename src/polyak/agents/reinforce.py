@@ -48,10 +48,6 @@ class REINFORCE(PolicyGradientAgent):
     vf_coef: Scalar = number(default=0.2, at_least=0)
     normalize_advantage: bool = choice(default=True, choices=(True, False))
 
-    def set_defaults(self) -> None:
-        """Complete the network."""
-        self.set_network()
-
     def check_together(self) -> None:
         """Check settings that depend on each other."""
         super().check_together()

@@ -398,7 +398,7 @@ class SoftActorAgent(ActorCriticAgent):
                 )
 
     def default_actor(self) -> Actor:
-        """An actor whose noise is drawn at each step, or is state-dependent with `sde_sample_freq`."""
+        """The actor where none is set; with `sde_sample_freq` for state-dependent noise."""
         return Actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
 
     def check_together(self) -> None:

@@ -12,8 +12,6 @@ from polyak.agents.off_policy import OffPolicyState
 from polyak.core.struct import choice, number, setting, struct
 from polyak.core.types import PyTree, Scalar, Terms, Variables
 from polyak.learning.actor_critic_updates import action_dimensions, check_critics
-from polyak.networks.actor import Actor
-from polyak.networks.critics import Critics
 from polyak.ops.losses import mean_square, sum_over_devices, weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.critic_state import WithCriticState
@@ -73,11 +71,6 @@ class TD3BC(ValueCriticsAgent):
     critic_penalty: Scalar | None = number(default=None, at_least=0, optional=True)
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     learning_rate: Schedule = 3e-4
-
-    def set_defaults(self) -> None:
-        """Check the spec, and complete the networks."""
-        self.check_boxes()
-        self.set_networks(Actor(std="fixed"), Critics())
 
     def check_together(self) -> None:
         """Check settings that depend on each other."""
