@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 import polyak
+from polyak.agents.delayed_actor import DelayedActorAgent
+from polyak.agents.on_policy import OnPolicyAgent
+from polyak.agents.q_learning import QAgent
+from polyak.agents.quantile_critics import QuantileCriticsAgent
 from polyak.core.spaces import Box, Discrete
+from polyak.core.struct import struct
 from polyak.learning.rollout_batch import Batch
 from polyak.ops.distributions import Categorical
 from polyak.ops.schedules import StepCount
@@ -52,6 +57,27 @@ def test_settings_of_an_agent_are_checked_without_a_method_of_its_own(page):
         page["ExpectedSARSA"](spec, polyak.LSTM(8))
     with pytest.raises(ValueError, match=r"^ConservativeDQN: replay must be a SequenceReplay"):
         type("ConservativeDQN", (polyak.DQN,), {})(spec, polyak.LSTM(8))
+
+
+@pytest.mark.parametrize(
+    ("base", "networks"),
+    [
+        (QAgent, {"network": polyak.MLP(head=polyak.QValues())}),
+        (OnPolicyAgent, {"network": polyak.MLP(head=polyak.PolicyAndValue(std="free"))}),
+        (DelayedActorAgent, {"actor": polyak.Actor(std="fixed"), "critics": polyak.Critics()}),
+        (QuantileCriticsAgent, {"actor": polyak.Actor(), "critics": polyak.Critics(num_quantiles=25)}),
+    ],
+)
+def test_an_agent_on_a_base_has_the_networks_of_its_kind(base, networks):
+    mine = struct(kw_only=True)(type("Mine", (base,), {name: None for name in base.__abstractmethods__}))
+    boxes = polyak.EnvSpec(Box([-1.0], [1.0]), Box([-1.0], [1.0]), action_scaling="rescale")
+    discrete = polyak.EnvSpec(Box([-1.0], [1.0]), Discrete(2))
+    right, wrong = (boxes, discrete) if "actor" in networks else (discrete, boxes)
+    agent = mine(right)
+    assert {name: repr(getattr(agent, name)) for name in networks} == {name: repr(x) for name, x in networks.items()}
+    if base is not OnPolicyAgent:
+        with pytest.raises(ValueError, match=r"^Mine: (actions|action) must be"):
+            mine(wrong)
 
 
 def test_mixed_steps_sum_as_many_rewards_and_each_number_is_as_frequent(page):

@@ -51,6 +51,13 @@ def test_groups_whose_settings_are_close_have_different_labels(tmp_path):
     assert [group.label for group in groups] == ["steps=2.5", "steps=10000000.0", "steps=10000024.0"]
 
 
+def test_an_integer_and_its_float_are_one_value(tmp_path):
+    for number, rate in enumerate([1, 1.0, 2]):
+        write_run(tmp_path / str(number), linear_rows(3), agent={"rate": rate})
+    groups = group_runs(polyak.load_runs(tmp_path).records)
+    assert [(group.label, len(group.records)) for group in groups] == [("rate=1", 2), ("rate=2", 1)]
+
+
 def test_runs_are_grouped_by_chosen_settings(tmp_path):
     for number, (algorithm, gamma, rate) in enumerate([("ppo", 0.9, 1), ("ppo", 0.9, 2), ("dqn", 0.9, 1), ("dqn", 0.8, 1)]):
         write_run(tmp_path / str(number), algorithm=algorithm, agent={"gamma": gamma, "rate": rate})

@@ -178,7 +178,7 @@ class ActorCriticAgent(ViewSettings, OffPolicyAgent):
         return soft_update(actor, average, jnp.where(applied, tau, 0.0))
 
     def default_actor(self) -> Actor:
-        """The actor where none is set."""
+        """The actor where none is set, unless `set_defaults` takes another."""
         return Actor(std="fixed") if self.is_deterministic else Actor()
 
     def set_defaults(self) -> None:

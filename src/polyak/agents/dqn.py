@@ -18,7 +18,7 @@ from polyak.ops.losses import best_action, huber, of_action, weighted_sum
 from polyak.replay.replay import Transition
 from polyak.replay.returns import with_returns, without_returns
 
-NO_DEMONSTRATIONS = "DQN: margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline"
+NO_DEMONSTRATIONS = "margin needs demonstrations: polyak.train.run(..., data=), or polyak.train.offline"
 
 
 @struct(kw_only=True)
@@ -95,7 +95,7 @@ class DQN(MunchausenSettings, QAgent):
     @property
     def env_error(self) -> str | None:
         """`margin` is of demonstrations, and needs data beside the steps of the environment."""
-        return NO_DEMONSTRATIONS if self.margin is not None and not self.replay.has_data else None
+        return f"{type(self).__name__}: {NO_DEMONSTRATIONS}" if self.margin is not None and not self.replay.has_data else None
 
     def loss(
         self, params: PyTree, batch: Transition, *, online: Variables, target: Variables, key: PRNGKeyArray | None = None
@@ -120,7 +120,7 @@ class DQN(MunchausenSettings, QAgent):
             terms["cql_gap"] = jax.lax.stop_gradient(weighted_sum(gap, batch.weight))
         if self.margin is not None:
             if batch.from_data is None:
-                raise ValueError(NO_DEMONSTRATIONS)
+                raise ValueError(f"{type(self).__name__}: {NO_DEMONSTRATIONS}")
             margin_loss = jnp.where(batch.from_data, self.margin_loss(values, batch), 0.0)
             loss = loss + self.margin_weight * margin_loss
             terms["margin_loss"] = jax.lax.stop_gradient(weighted_sum(margin_loss, batch.weight))
@@ -155,7 +155,8 @@ class DQN(MunchausenSettings, QAgent):
         if self.monte_carlo_weight is None:
             return y
         if batch.whole_return is None or batch.has_whole_return is None:
-            raise ValueError("DQN: monte_carlo_weight needs transitions with whole_return, which the agent's replay draws")
+            owner = type(self).__name__
+            raise ValueError(f"{owner}: monte_carlo_weight needs transitions with whole_return, which the agent's replay draws")
         mixed = y + self.monte_carlo_weight * (self.reward_scale * batch.whole_return - y)
         return jnp.where(batch.has_whole_return, mixed, y)
 

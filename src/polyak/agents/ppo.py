@@ -292,7 +292,7 @@ class PPO(OnPolicyAgent):
         """Compute -min(ρ A, clip(ρ, 1-ε, 1+ε) A) of each sample, or -ρ A without `clip_range`.
 
         Args:
-            log_prob: log π_θ(a|s), which is clipped to ± `clip_log_prob`; `batch.log_prob` is log π_old(a|s).
+            log_prob: log π_θ(a|s), which this method clips to ± `clip_log_prob`; `batch.log_prob` is log π_old(a|s).
             env_steps: for schedules.
         """
         bound = self.clip_log_prob

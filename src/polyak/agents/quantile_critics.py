@@ -36,6 +36,11 @@ class QuantileCriticsAgent(TargetSettings, SoftActorAgent):
     num_quantiles: int = integer(default=25)
     huber_delta: Scalar = number(default=1.0, above=0)
 
+    def set_defaults(self) -> None:
+        """Check the spec, and complete the networks; built-in critics return `num_quantiles` quantiles."""
+        super().set_defaults()
+        self.set_outputs_of_critics("num_quantiles", self.num_quantiles)
+
     @abc.abstractmethod
     def td_target(
         self, batch: Transition, *, target: Variables, actor: Variables, alpha: Float[Array, ""], key: PRNGKeyArray

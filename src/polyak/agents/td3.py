@@ -16,7 +16,6 @@ from polyak.core.struct import integer, setting, struct
 from polyak.core.types import PyTree, Terms, Variables
 from polyak.learning.actor_critic_updates import check_critics, check_num_target_critics, min_of_critics
 from polyak.networks.actor import Actor
-from polyak.networks.critics import Critics
 from polyak.ops.losses import weighted_sum
 from polyak.ops.schedules import Schedule, check_schedule, value_at
 from polyak.policies.critic_state import WithCriticState
@@ -70,10 +69,9 @@ class TD3(SequenceSettings, ParameterNoiseSettings, ValueCriticsAgent):
     exploration_noise: Schedule = setting(default=0.1, check=partial(check_schedule, above=-1.0, at_least=0))
     sde_sample_freq: int | None = integer(default=None, optional=True)
 
-    def set_defaults(self) -> None:
-        """Check the spec, and complete the networks."""
-        self.check_boxes()
-        self.set_networks(self.default_actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0), Critics())
+    def default_actor(self) -> Actor:
+        """The actor where none is set; with `sde_sample_freq` for state-dependent noise."""
+        return super().default_actor() if self.sde_sample_freq is None else Actor(std="sde", log_std=-3.0)
 
     def check_together(self) -> None:
         """Check settings that depend on each other."""

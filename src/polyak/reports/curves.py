@@ -142,13 +142,13 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
     for record in records:
         chosen = _settings_of(record, names[record.env, record.algorithm] if by is None else by)
         algorithm = record.algorithm if by is None else ""
-        groups.setdefault((record.env, algorithm, repr(chosen)), []).append(record)
+        groups.setdefault((record.env, algorithm, repr(list(map(_key, chosen.values())))), []).append(record)
     result, keys = [], []
     first: dict[str, int] = {}
     values_of: dict[tuple[str, str], set[str]] = {}
     for (env, algorithm, _), inside in groups.items():
         for name, value in _settings_of(inside[0], names[env, algorithm] if by is None else by).items():
-            values_of.setdefault((name, _text(value)), set()).add(repr(value))
+            values_of.setdefault((name, _text(value)), set()).add(repr(_key(value)))
 
     def rank(*parts: object) -> int:
         return first.setdefault(repr(parts), len(first))
@@ -168,6 +168,11 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] | None = None) ->
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _key(value: object) -> object:
+    # 1 of Python and 1.0 of the command line are one value.
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
 
 
 def _settings_of(record: RunRecord, names: Sequence[str]) -> dict[str, object]:

@@ -109,9 +109,9 @@ class Result(Generic[State]):
         rows = self.history if self.run_dir is None else Run(self.run_dir).read_metrics()
         # A resumed training may have continued the run directory.
         rows = [row for row in rows if row["env_steps"] <= self.progress.env_steps]
-        if self.run_dir is not None and not rows:
-            warn(f"Result.save: {self.run_dir} has no metrics any more, so that {path} has none")
         with create(path, self.config.to_json()) as run:
+            if self.run_dir is not None and not rows:
+                warn(f"Result.save: {path} has no metrics, as {self.run_dir} has none any more")
             replay, save_replay = replay_path(self.agent), self.config.checkpoint_replay
             save_state(run, self.progress, self.loop_state, self.snapshot, replay=replay, save_replay=save_replay)
             for row in rows:

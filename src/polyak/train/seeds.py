@@ -228,11 +228,11 @@ def train_in_parallel(
             report_every=first.report_every,
             should_stop=should_stop,
         )
-        for training, trained, tracked_run in zip(trainings, results, trackers, strict=True):
+        for training, trained, tracked_runs in zip(trainings, results, trackers, strict=True):
             if trained.diagnosis is None:
                 save_last(training, trained)
-            for tracker in tracked_run:
-                tracker.failed = trained.diagnosis is not None
+            for tracked_run in tracked_runs:
+                tracked_run.failed = trained.diagnosis is not None
     return [
         with_evaluations(make_result(training, trained, None), evaluation)
         for training, trained, evaluation in zip(trainings, results, evaluations, strict=True)
