@@ -7,7 +7,7 @@ from typing import Any
 from polyak.core.types import Agent, PredictingPolicy
 from polyak.export.exported_policy import load_exported
 from polyak.storage.pack import is_pack, unpack
-from polyak.storage.run_directory import BEST, CONFIG, Run, RunError, run_path
+from polyak.storage.run_directory import BEST, CONFIG, Run, RunError, directory_path
 
 ACTING = {"network", "actor", "squash", "normalize_obs", "clip_obs", "num_atoms", "v_min", "v_max", "num_policy_tau"}
 """Settings on which the greedy policy depends."""
@@ -32,7 +32,7 @@ def load_policy(path: str | os.PathLike[str], *, agent: Agent | None = None) -> 
         TypeError: `agent` is passed for a file.
         ValueError: the policy of `agent` would act differently than the run's policy.
     """
-    is_best = run_path(path).name == BEST and os.path.lexists(Path(path).parent / CONFIG)
+    is_best = directory_path(path).name == BEST and os.path.lexists(Path(path).parent / CONFIG)
     if not os.path.lexists(path) and not is_best:
         raise RunError(f"{path}: there is no such run directory or exported file")
     if Path(path).is_file():

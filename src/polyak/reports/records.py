@@ -16,7 +16,7 @@ from polyak.core.tags import RETURN
 from polyak.storage.checkpoint import steps
 from polyak.storage.columns import ENV_STEPS, EVALUATION, Columns, has_evaluation, read_columns, read_last_row
 from polyak.storage.lock import is_locked
-from polyak.storage.run_directory import CONFIG, KILLED, LOCK, SUMMARY, SYSTEM, Run, RunError, open_run, run_path
+from polyak.storage.run_directory import CONFIG, KILLED, LOCK, SUMMARY, SYSTEM, Run, RunError, directory_path, open_run
 from polyak.storage.run_files import read_object
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
     Raises:
         RunError: the path holds no run, or a file of it is damaged.
     """
-    return read_record(run_path(path), name=None)
+    return read_record(directory_path(path), name=None)
 
 
 def read_record(path: Path, name: str | None) -> RunRecord:

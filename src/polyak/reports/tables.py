@@ -17,7 +17,7 @@ from polyak.core.warn import warn
 from polyak.reports.flat_settings import find_differences
 from polyak.reports.records import RunRecord, check_tag, read_record, require_pandas
 from polyak.storage.columns import ENV_STEPS
-from polyak.storage.run_directory import CONFIG, RunError, run_path, runs_in
+from polyak.storage.run_directory import CONFIG, RunError, directory_path, runs_in
 
 if TYPE_CHECKING:
     import pandas
@@ -133,7 +133,9 @@ def load_runs(*paths: str | os.PathLike[str]) -> Runs:
     if not paths:
         raise TypeError("load_runs: needs a directory of runs; pass load_runs('runs')")
     # One path of a run that is found by several, such as links.
-    paths_of_runs = {os.path.realpath(run): run for path in reversed(paths) for run in reversed(find_runs(run_path(path)))}
+    paths_of_runs = {
+        os.path.realpath(run): run for path in reversed(paths) for run in reversed(find_runs(directory_path(path)))
+    }
     found = [Path(os.path.abspath(run)) for run in reversed(paths_of_runs.values())]
     root = _find_root([Path(os.path.abspath(path)) for path in paths], found)
     records, unreadable = [], {}

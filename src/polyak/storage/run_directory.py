@@ -245,7 +245,7 @@ class Run:
         append_row(self.metrics, row)
 
 
-def run_path(directory: str | os.PathLike[str]) -> Path:
+def directory_path(directory: str | os.PathLike[str]) -> Path:
     """Return the path of a directory of runs.
 
     Raises:
@@ -272,7 +272,7 @@ def create(directory: str | os.PathLike[str], config: Mapping[str, Any]) -> Run:
         TypeError: `config` is not JSON data.
         ValueError: `config` holds a bare NaN or infinity.
     """
-    path = run_path(directory)
+    path = directory_path(directory)
     dump_json(dict(config), CONFIG)
     _check_vacant(path)
     make_directory(path)
@@ -339,7 +339,7 @@ def open_run(directory: str | os.PathLike[str], *, write: bool = False) -> Run:
     Raises:
         RunError: the directory has no run, or has links; or another process, which the message names, is writing.
     """
-    path = run_path(directory)
+    path = directory_path(directory)
     # Not by pathlib, which raises for names that are too long.
     if not os.path.isdir(path):
         why = "not a directory" if os.path.exists(path) else "there is no such directory"

@@ -13,7 +13,7 @@ from polyak.core.printing import format_number
 from polyak.core.suggestions import unknown_name
 from polyak.presets import preset
 from polyak.runs import check_seed
-from polyak.storage.run_directory import run_path
+from polyak.storage.run_directory import directory_path
 from polyak.storage.run_files import RunError, write_object
 from polyak.storage.toml_files import write_toml
 from polyak.studies.jobs import Job, run_jobs
@@ -109,7 +109,7 @@ def study(
     dimensions = read_space(task.algorithm, space)
     options = {**dataclasses.asdict(task), "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
     options["space"] = to_json(dimensions)
-    path, say = run_path(directory), print if progress else lambda text: None
+    path, say = directory_path(directory), print if progress else lambda text: None
 
     from polyak.studies.optuna_study import build_study, quiet_optuna, rank_settings
 

@@ -15,7 +15,7 @@ from polyak.core.types import Agent, Env, HostEnv, Policy
 from polyak.envs.rendered_env import make_rendered
 from polyak.loops.loop import check_spec
 from polyak.runs import RunConfig, check_seed, open_checkpoints, read_config, restore_policy
-from polyak.storage.run_directory import BEST, Run, is_run_file, run_path
+from polyak.storage.run_directory import BEST, Run, directory_path, is_run_file
 from polyak.train.evaluation import close_envs, evaluation_key, run_source
 from polyak.videos.encoder import check_output
 from polyak.videos.play import Frame, Number, check_images, check_numbers, play
@@ -190,7 +190,7 @@ def _loaded(
     owner: str, run: str | os.PathLike[str], env: Any, agent: Agent | None, *, best: bool
 ) -> Iterator[tuple[Run, Policy, Env | HostEnv, int, RunConfig]]:
     """Yield the run, its policy, its environment, the policy's env_steps, and the config; closes the environment."""
-    stored, checkpoints = open_policies(run_path(run), best=best)
+    stored, checkpoints = open_policies(directory_path(run), best=best)
     config = read_config(stored, agent)
     if env is None and config.is_user_env:
         raise ValueError(
